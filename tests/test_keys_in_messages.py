@@ -29,7 +29,7 @@ def test_keys_on_the_pages_exist() -> None:
 
 
 def test_constants_are_known_unless_ambiguous() -> None:
-    assert CONSTANTS["KL_IN_REWARD"] == "algorithm.use_kl_in_reward"
+    assert CONSTANTS["STEPS"] == "trainer.total_training_steps"
     assert constants_of(['A, B = "a", "b"', 'A = "c"', "B, C = 1, f'x'"]) == {"B": "b"}
 
 

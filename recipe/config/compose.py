@@ -13,6 +13,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +165,8 @@ def base() -> dict[str, Any]:
 @functools.cache
 def known_keys() -> frozenset[str]:
     """Return the full name of every key and section of `base`."""
-
-    def walk(node: Any, prefix: str) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield f"{prefix}{key}"
-                yield from walk(value, f"{prefix}{key}.")
-
-    return frozenset(walk(base(), ""))
+    parts = (key.split(".") for key, _ in flat(base()))
+    return frozenset(name for names in parts for name in accumulate(names, "{}.{}".format))
 
 
 def is_open(key: str) -> bool:

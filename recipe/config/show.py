@@ -48,8 +48,8 @@ def with_sources(example: str, overrides: list[str], changed: bool = False) -> s
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
     origin: dict[str, str] = {}
     defaults, raws = dict(flat(base())), dict[str, Any]()
-    for source, content in _layers(example, overrides):
-        for key, raw in flat(content):
+    for source, values in _layers(example, overrides):
+        for key, raw in values.items():
             raws[key] = raw
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
@@ -65,8 +65,7 @@ def overruled(example: str, overrides: list[str]) -> dict[str, str]:
     """Return key -> message for each value of `method=NAME` that a file of the example replaces."""
     chosen = [text for text in overrides if text.startswith("method=")]
     wanted, final = dict[str, Any](), dict[str, tuple[Any, str]]()
-    for source, content in _layers(example, overrides) if chosen else ():
-        values = dict(flat(content))
+    for source, values in _layers(example, overrides) if chosen else ():
         wanted |= values if "/method/" in source else {}
         final |= {key: (value, source) for key, value in values.items()}
     return {
@@ -91,8 +90,8 @@ def _headline(path: Path) -> str:
     return next((x[2:] for x in comments if not x.startswith("# @package")), "")
 
 
-def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
-    """(file or "command line", its content), in the order in which hydra merges them."""
+def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file or "command line", its values by key), in the order in which hydra merges them."""
     folder = example_folder(example)
     with initialize_config_dir(str(folder), version_base=None):
         loader = GlobalHydra.instance().config_loader()
@@ -105,15 +104,11 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, Any]]:
             path = _find(default.config_path, folder)
             content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             content.pop("defaults", None)
-            for part in reversed([p for p in (default.package or "").split(".") if p]):
-                content = {part: content}
-            yield _place(path, folder), content
+            package = f"{default.package}." if default.package else ""
+            yield _place(path, folder), dict(flat(content, package))
     for text in map(readable, overrides):
         override = OverridesParser.create().parse_override(text)
-        nested: Any = override.value()
-        for part in reversed(override.key_or_group.split(".")):
-            nested = {part: nested}
-        yield "command line", nested
+        yield "command line", dict(flat({override.key_or_group: override.value()}))
 
 
 def _find(name: str, folder: Path) -> Path:

@@ -19,7 +19,7 @@ from prompt_aug.templates.rendering import Overlong, special_token, tag_opened_t
 from prompt_aug.typed import shown
 from recipe.errors import ConfigError
 from recipe.preflight.engine import ENOUGH_EPOCHS
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.rules import Check, Rule, Setup, table
 from recipe.preflight.sources import check_verifiers, counts_of, weighted
 from recipe.run.folder import RunFolder
 
@@ -68,11 +68,7 @@ PROMPTS: list[Check] = [
         ),
         "every response would be punished. Set a smaller buffer.",
     ),
-    Rule(
-        "recipe.one_question",
-        lambda s: s.recipe.one_question == "?",
-        "the method trains on one question. Give its uid or its row number.",
-    ),
+    *table("prompts"),
 ]
 
 # ------------------------------------------------------------------------- files

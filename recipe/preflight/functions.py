@@ -17,8 +17,7 @@ from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.preflight.data import paths_of
-from recipe.preflight.engine import is_missing
-from recipe.preflight.rules import Check, Setup
+from recipe.preflight.rules import Check, Setup, is_missing
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages whose version a run records anyway
 # (input of a function, key, value of the key with which a run computes it); otherwise it is None.

@@ -1,6 +1,6 @@
 """Rules about LoRA: what verl 0.9.1 trains, and how its engine gets the weights."""
 
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.rules import Check, Rule, Setup, table
 from recipe.preflight.shapes import Shape
 
 # Linear layers of the decoders that `Shape` knows, by their names in transformers.
@@ -31,40 +31,10 @@ def unknown_layers(s: Setup) -> str:
 
 
 LORA: list[Check] = [
-    Rule(
-        "{MODEL}.lora.merge {MODEL}.lora_rank",
-        lambda s: bool(s.get("{MODEL}.lora.merge")) != (s.model.lora_rank > 0),
-        "with LoRA the engine gets the weights with the adapter added, which is what is exported "
-        "and tested here; without it the key has no effect. Set {MODEL}.lora.merge=true together "
-        "with {MODEL}.lora_rank, or neither.",
-    ),
+    *table("lora"),
     Rule(
         "{MODEL}.target_modules {MODEL}.exclude_modules",
         lambda s: s.model.lora_rank and unknown_layers(s),
         "{found}. Set all-linear, or a list of " + ", ".join(LAYERS) + ".",
-    ),
-    Rule(
-        "{MODEL}.lora_rank {A}.strategy",
-        lambda s: s.model.lora_rank and s.actor.strategy != "fsdp2",
-        "LoRA is tested with fsdp2 alone. Set {A}.strategy=fsdp2.",
-    ),
-    Rule(
-        "{MODEL}.lora_rank {A}.fsdp_config.model_dtype",
-        lambda s: (
-            s.model.lora_rank and s.actor.fsdp_config.model_dtype not in (None, "float32", "fp32")
-        ),
-        "verl would keep the adapter in the same 16 bits, in which most updates are lost. Set "
-        "{A}.fsdp_config.model_dtype=fp32.",
-    ),
-    Rule(
-        "critic.model.lora_rank",
-        lambda s: s.get("critic.model.lora_rank"),
-        "LoRA is for the actor alone. Unset it.",
-    ),
-    Rule(
-        "{MODEL}.lora_adapter_path",
-        lambda s: s.model.lora_adapter_path,
-        "verl takes rank and scale from its file, and this project those of {MODEL}.lora_rank. "
-        "Merge it into the model (PeftModel.merge_and_unload), and set recipe.model_path.",
     ),
 ]

@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
-from recipe.preflight.engine import HEADS, is_missing
+from recipe.preflight.engine import HEADS
 from recipe.preflight.estimate import saved_bytes
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.preflight.rules import Check, Rule, Setup, is_missing, table
 from recipe.preflight.shapes import known_shape
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
@@ -96,22 +96,14 @@ def lacks_wandb_key(s: Setup) -> bool:
         return True
 
 
-def lacks_logger(s: Setup) -> list[str]:
-    """Return the packages of `trainer.logger` that are not installed; verl imports them last."""
-    return [name for name in LOGGERS if name in s.trainer.logger and is_missing(name)]
-
-
 MACHINE: list[Check] = [
     Rule(
         "trainer.logger",
-        lambda s: ", ".join(lacks_logger(s)),
+        # verl imports them last
+        lambda s: ", ".join(x for x in LOGGERS if x in s.trainer.logger and is_missing(x)),
         "not installed here: {found}. Install it, or choose another logger.",
     ),
-    Rule(
-        "recipe.toy.sampler_noise",
-        lambda s: s.recipe.toy.sampler_noise and not s.simulated,
-        "the engine cannot perturb its weights. Unset it, or use recipe.lab.simulate.",
-    ),
+    *table("machine"),
     room,
     port,
     gpus,

@@ -170,9 +170,9 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
     if why := checkpoints.damage(folder, s.actor.checkpoint.save_contents):
         yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
     config = RunFolder(folder.parent.parent).config
-    before = OmegaConf.load(config) if config.is_file() else None
-    if before is None:
+    if not config.is_file():
         return
+    before = OmegaConf.load(config)
     if keys := [*unlike(before, s.config), *other_mesh(folder, before, s)]:
         yield f"{key}={folder}: it was saved with other values of {', '.join(keys)}. Set them back."
 

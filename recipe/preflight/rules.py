@@ -1,16 +1,20 @@
 """Rules: reject configurations that cannot run, or would silently run something else.
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
-check written as data. A function is used where a `Rule` is not enough. ``python -m
-recipe.preflight.checks`` prints the lists of checks.
+check written as data; refused.yaml has those whose conditions are values of single keys. A function
+is used where a `Rule` is not enough. ``python -m recipe.preflight.checks`` prints the lists.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import importlib.util
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.errors import UserError
@@ -189,6 +193,49 @@ class Rule:
             yield f"{head}: {self.message.format(found=found, s=setup, **SHORT)}"
 
 
+def is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        return True
+
+
+# Conditions of refused.yaml, explained there: mark, "." of a property, name, test, value.
+CONDITION = re.compile(r"([!-]?)(\.?)([\w.]+)(!=|<=|[=<>])?(\S*)")
+COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt}
+
+
+def in_full(key: str) -> str:
+    """Return a key whose first part may be an abbreviation of `SHORT`."""
+    first, dot, rest = key.partition(".")
+    return SHORT.get(first, first) + dot + rest
+
+
+def holds(s: Setup, condition: Sequence[str]) -> bool:
+    """Return True if a condition of refused.yaml is met."""
+    mark, hidden, name, test, wanted = condition
+    if mark == "-":
+        return is_missing(name)
+    value = operator.attrgetter(name)(s) if hidden else s.get(in_full(name))
+    if test in COMPARED:
+        return bool(COMPARED[test](value or 0, int(wanted)))
+    if test in ("=", "!="):
+        return (shown(value) in wanted.split("|")) == (test == "=")
+    return bool(value) != (mark == "!")
+
+
+def table(theme: str) -> list[Rule]:
+    """Return the rules of a section of refused.yaml."""
+
+    def rule(row: str, message: str) -> Rule:
+        conditions = CONDITION.findall(row)
+        keys = [in_full(x[2]) for x in conditions if x[0] != "-" and not x[1]]
+        return Rule(" ".join(keys), lambda s: all(holds(s, x) for x in conditions), message)
+
+    text = Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8")
+    return [rule(*row) for row in yaml.load(text, yaml.CSafeLoader)[theme].items()]
+
+
 def messages(checks: Iterable[Check], setup: Setup) -> list[str]:
     """Return the messages of all checks, each once."""
     found: dict[str, None] = {}
@@ -214,21 +261,8 @@ def page(themes: dict[str, list[Check]]) -> str:
         for check in checks:
             if isinstance(check, Rule):
                 keys = " ".join(f"`{key.format(**SHORT)}`" for key in check.keys.split())
-                text = check.message.format(found="X", s=_Placeholders(), **SHORT)
+                text = re.sub(r"\{(found|s\.).*?\}", "X", check.message).format(**SHORT)
             else:
                 keys, text = "(computed)", (check.__doc__ or "").split("\n")[0]
             lines.append(f"| {keys} | {text.replace('|', '&#124;')} |")
     return "\n".join(lines) + "\n"
-
-
-class _Placeholders:
-    """Stands for a `Setup` on the page: every value is shown as X."""
-
-    def __getattr__(self, name: str) -> "_Placeholders":
-        return self
-
-    def __getitem__(self, name: str) -> "_Placeholders":
-        return self
-
-    def __str__(self) -> str:
-        return "X"

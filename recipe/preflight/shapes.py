@@ -1,5 +1,6 @@
 """Shapes of models and of GPUs: numbers of parameters and bytes, by formula."""
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,20 +100,24 @@ def known_shapes() -> dict[str, dict[str, Any]]:
 
 def shape_of(model: str) -> Shape:
     """Return the shape of a local folder, or of a model in shapes.json or the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     local = Path(model) / "config.json"
     if local.is_file():
         return Shape.of(read_json(local))
     known = known_shapes()
     if found := known.get(model) or known.get(model.removesuffix("-Instruct")):
         return Shape.of(found)
-    cached = _in_cache(model)
-    if cached is None:
-        raise ConfigError(
-            f"the shape of {model} is not known: name a local folder with its config.json "
-            "(recipe.model_path=...), a model that is in the cache of Hugging Face, or one of "
-            f"{', '.join(known)}"
-        )
-    return Shape.of(read_json(cached))
+    with contextlib.suppress(HFValidationError):  # a path, not an id
+        cached = try_to_load_from_cache(model, "config.json")  # no network access
+        if isinstance(cached, str):
+            return Shape.of(read_json(Path(cached)))
+    raise ConfigError(
+        f"the shape of {model} is not known: name a local folder with its config.json "
+        "(recipe.model_path=...), a model that is in the cache of Hugging Face, or one of "
+        f"{', '.join(known)}"
+    )
 
 
 def known_shape(model: str | None) -> Shape | None:
@@ -121,18 +126,6 @@ def known_shape(model: str | None) -> Shape | None:
         return shape_of(model) if model else None
     except ConfigError:
         return None
-
-
-def _in_cache(model: str) -> Path | None:
-    """Return config.json of a hub id from the local cache, or None; no network access."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # a path, not an id
-        return None
-    return Path(found) if isinstance(found, str) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,6 +49,13 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]
     return code, said.out + said.err
 
 
+def forked(run: RunFolder, capsys: pytest.CaptureFixture[str], step: int, *more: str) -> RunFolder:
+    new = RunFolder(run.root.parent / "new")
+    code, said = call(capsys, run.root, "--step", step, new.root, *more)
+    assert code == 0, said
+    return new
+
+
 def test_a_fork_has_the_checkpoint_and_both_folders_record_it(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,11 +87,7 @@ def test_a_fork_has_the_checkpoint_and_both_folders_record_it(
 def test_another_learning_rate_reaches_the_saved_optimizer(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    new = RunFolder(run.root.parent / "new")
-    code, said = call(
-        capsys, run.root, "--step", 1, new.root, f"{LR}=3e-6", "recipe.save_rollouts_every=2"
-    )
-    assert code == 0, said
+    new = forked(run, capsys, 1, f"{LR}=3e-6", "recipe.save_rollouts_every=2")
 
     def read(folder: RunFolder, kind: str) -> Any:
         path = folder.checkpoint(1) / "actor" / f"{kind}_world_size_1_rank_0.pt"
@@ -98,11 +101,7 @@ def test_another_learning_rate_reaches_the_saved_optimizer(
 
 
 def test_a_fork_may_have_other_prompts(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    new = RunFolder(run.root.parent / "new")
-    code, said = call(
-        capsys, run.root, "--step", 1, new.root, "recipe.augment.validation_template=abel"
-    )
-    assert code == 0, said
+    new = forked(run, capsys, 1, "recipe.augment.validation_template=abel")
     assert not new.prompts.exists() and not new.data_manifest.exists()
 
 
@@ -139,7 +138,7 @@ def test_a_live_run_is_not_forked(run: RunFolder, capsys: pytest.CaptureFixture[
     with lock(run.root):
         code, said = call(capsys, run.root, "--step", 2, run.root.parent / "new")
     assert code == 1 and "in use by process" in said
-    assert call(capsys, run.root, "--step", 2, run.root.parent / "new")[0] == 0
+    forked(run, capsys, 2)
 
 
 def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: RunFolder) -> None:
@@ -154,12 +153,7 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     (new.checkpoints / checkpoints.TRACKER).write_text("5")
     assert resume.repair_checkpoints(config) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
-    for change, told in ((3, "is missing"), (None, "RUN/checkpoints")):
-        path = str(run.checkpoint(change)) if change else "null"
+    third = [f"recipe.run_dir={run.root.parent / 'third'}", words[0], words[3]]
+    for path, told in ((run.checkpoint(3), "is missing"), ("null", "RUN/checkpoints")):
         with pytest.raises(ConfigError, match=told):
-            other = compose_config(
-                "toy", [words[0], f"trainer.resume_from_path={path}", *words[3:]]
-            )
-            other.recipe.run_dir = str(run.root.parent / "third")
-            other.trainer.default_local_dir = f"{other.recipe.run_dir}/checkpoints"
-            checks.check(other)
+            checks.check(compose_config("toy", [*third, f"trainer.resume_from_path={path}"]))

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from recipe.trainer.trainer import RecipeTrainer
-
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Overrides of verl"
 LINE = re.compile(r"  (\w+)(  |$)")  # a name, then the reason; its next lines are indented further
@@ -56,36 +54,3 @@ def test_the_list_is_what_is_overridden(cls: type) -> None:
 
 def test_the_subclasses_are_found() -> None:
     assert len({cls.__name__ for cls in subclasses_of_verl()}) >= 10
-
-
-class Verl:
-    def kept(self) -> None: ...
-
-    def replaced(self) -> None: ...
-
-    async def waited_for(self) -> None: ...
-
-
-class Mine(Verl):
-    """Something.
-
-    Overrides of verl:
-      replaced   a reason; and
-                 kept is a word of the reason
-      gone       no longer overridden
-    """
-
-    def replaced(self) -> None: ...
-
-    async def waited_for(self) -> None: ...
-
-    def own(self) -> None: ...
-
-
-def test_the_comparison_finds_differences() -> None:
-    """Negative controls: a missing name, one too many, and a method of `object`."""
-    assert listed(Mine) == {"replaced", "gone"}
-    assert overridden(Mine) == {"replaced", "waited_for"}
-    assert "__setattr__" in overridden(RecipeTrainer.__mro__[1])
-    assert overridden(RecipeTrainer) - listed(RecipeTrainer) == set()
-    assert overridden(Mine, ours=Verl.__module__) == set()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 from pathlib import Path
 
@@ -177,15 +176,6 @@ def test_the_hours_by_hand() -> None:
     again = estimate.actor_seconds(referenced)
     assert again["log-probs"] == 2 * seconds["log-probs"]
     assert again["update"] == 2 * seconds["update"]
-
-
-def test_more_gpus_never_take_more_memory_or_time() -> None:
-    for few, many in ((4, 8), (8, 16), (16, 800)):
-        a, b = (dataclasses.replace(WORK, gpus=n, shards=n) for n in (few, many))
-        few_gib, many_gib = (sum(estimate.actor_memory(w).values()) for w in (a, b))
-        assert many_gib < few_gib
-        times = [estimate.rollout_seconds(1024, w) for w in (a, b)]
-        assert times[1] <= times[0] and math.isfinite(times[1])
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -1,6 +1,5 @@
 """Questions, run folders and machines: what is refused, and what the checked files hold."""
 
-import contextlib
 import dataclasses
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +16,6 @@ from prompt_aug.questions import Question, make_question, write_parquet
 from recipe.config.compose import compose_config, known_keys
 from recipe.errors import ConfigError
 from recipe.preflight import data
-from recipe.preflight.checks import validate
 from recipe.preflight.functions import own_functions
 from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
 from recipe.preflight.resume import (
@@ -27,11 +25,11 @@ from recipe.preflight.resume import (
     same_prompts,
     same_run,
 )
-from recipe.preflight.rules import Setup
+from recipe.preflight.rules import SHORT, Setup
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
-MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
+MATH_1B = "recipe.model_path=Qwen/Qwen2.5-Math-1.5B"
 
 
 @pytest.fixture
@@ -41,8 +39,10 @@ def config(toy_config: Any, tmp_path: Path) -> Any:
     return copied
 
 
-def changed(config: Any, **sections: Any) -> Setup:
-    return Setup(OmegaConf.merge(config, sections))
+def changed(config: Any, *changes: str) -> Setup:
+    """`config` with changes ``key=value key=value``, keys as abbreviated in the rules."""
+    settings = " ".join(changes).format(**SHORT).split()
+    return Setup(OmegaConf.merge(config, OmegaConf.from_dotlist(settings)))
 
 
 def question(text: str) -> Question:
@@ -233,29 +233,29 @@ def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str)
         prepare(config, [bad], [good])
 
 
-CURRICULUM = {"recipe": {"curriculum": {"enable": True}}}
-SAMPLING = {"algorithm": {"filter_groups": {"enable": True}}}
-BOTH = {"recipe": {**CURRICULUM["recipe"], "dynamic_sampling": {"max_gen_batches": 3}}, **SAMPLING}
+CURRICULUM, SAMPLING = "recipe.curriculum.enable=true", "algorithm.filter_groups.enable=true"
 
 
 @pytest.mark.parametrize(
-    ("sections", "enough", "named"),
+    ("changes", "enough", "named"),
     [
-        ({}, 16, "data.train_batch_size"),
+        ("", 16, "data.train_batch_size"),
         (SAMPLING, 16, "data.train_batch_size"),
         (CURRICULUM, 64, "recipe.curriculum.candidates"),  # a batch is chosen from four
-        (BOTH, 192, "recipe.dynamic_sampling.max_gen_batches"),
+        (
+            f"{CURRICULUM} {SAMPLING} recipe.dynamic_sampling.max_gen_batches=3",
+            192,
+            "recipe.dynamic_sampling.max_gen_batches",
+        ),
     ],
 )
-def test_too_few_questions_for_a_step(
-    config: Any, sections: dict[str, Any], enough: int, named: str
-) -> None:
-    setup = changed(config, **sections)
+def test_too_few_questions_for_a_step(config: Any, changes: str, enough: int, named: str) -> None:
+    setup = changed(config, changes)
     assert list(data.too_few(enough, setup)) == []
     assert named in "".join(data.too_few(enough - 1, setup))
     # Epochs are not counted where a step reads more than a batch.
     setup.trainer.total_epochs = 1000
-    assert ("trainer.total_epochs=1000" in "".join(data.too_few(10_000, setup))) == bool(sections)
+    assert ("trainer.total_epochs=1000" in "".join(data.too_few(10_000, setup))) == bool(changes)
     setup.data.train_max_samples = enough - 1
     assert named in "".join(data.too_few(10_000, setup))
 
@@ -272,24 +272,21 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
     assert found.startswith(f"data.val_files={tmp_path}/none.parquet")
 
 
-def test_a_folder_that_has_lost_its_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
+def test_a_model_folder_without_a_usable_tokenizer_is_refused(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has lost its tokenizer, or has one with code of its own: transformers would ask here."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     assert list(data.model_folder(str(tmp_path))) == []
     config.actor_rollout_ref.model.path = str(tmp_path)
     with pytest.raises(ConfigError, match=r"recipe\.model_path: .* gives no token"):
         data.load_tokenizer(config)
-
-
-def test_a_tokenizer_with_code_of_its_own_is_refused_without_a_prompt(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     prompted: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text: prompted.append(text) or "n")
     (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
     own = {"auto_map": {"AutoTokenizer": ["tokens.Mine", None]}, "tokenizer_class": "Mine"}
     write_json(tmp_path / "tokenizer_config.json", own)
     (tmp_path / "tokens.py").write_text("raise SystemExit")
-    config.actor_rollout_ref.model.path = str(tmp_path)
     with pytest.raises(ConfigError, match=r"recipe\.model_path: no tokenizer can be loaded"):
         data.load_tokenizer(config)
     assert prompted == []
@@ -306,119 +303,95 @@ def begun(config: Any, folder: Path) -> RunFolder:
     return RunFolder(folder)
 
 
-ROLES = "actor_rollout_ref"
-TWO_RANKS = {"trainer": {"n_gpus_per_node": 2, "nnodes": 2}}
-LOSS = {ROLES: {"actor": {"policy_loss": {"loss_mode": "clip_cov"}}}}
-LONGER = {"trainer": {"total_training_steps": 99}}
-
-
-# Changes that make another experiment, and the key that is named.
+TWO_RANKS = "trainer.n_gpus_per_node=2 trainer.nnodes=2"
+LONGER, COSINE = "trainer.total_training_steps=99", "{A}.optim.lr_scheduler_type=cosine"
+CLIP_COV, MICRO = "{LOSS}=clip_cov", "{A}.ppo_micro_batch_size_per_gpu=8"
+# Changes that make another experiment; a message names five keys.
 OTHER = [
-    ({"recipe": {"rephrasings": {"count": 1}}}, "recipe.rephrasings.count"),
-    ({"critic": {"enable": True, "cliprange_value": 0.1}}, "critic.cliprange_value"),
-    ({ROLES: {"actor": {"fsdp_config": {"model_dtype": "bf16"}}}}, "fsdp_config.model_dtype"),
-    ({ROLES: {"rollout": {"quantization": "fp8"}}}, "actor_rollout_ref.rollout.quantization"),
-    ({"data": {"train_files": ["x"]}}, "data.train_files"),
-    (LOSS, "policy_loss"),
-    ({ROLES: {"actor": {"optim": {"lr": 1.0}}}}, "actor_rollout_ref.actor.optim.lr"),
-    ({ROLES: {"rollout": {"temperature": 0.5}}}, "actor_rollout_ref.rollout.temperature"),
-    ({"data": {"train_batch_size": 32}}, "data.train_batch_size"),
-    ({"recipe": {"augment": {"mode": "per_rollout"}}}, "recipe.augment.mode"),
-    ({"data": {"dataloader_num_workers": 7}}, "data.dataloader_num_workers"),  # torchdata asserts
+    "recipe.rephrasings.count=1 {A}.fsdp_config.model_dtype=bf16 {R}.quantization=fp8",
+    "data.train_files=[x] {LOSS}=clip_cov {A}.optim.lr=1.0 {R}.temperature=0.5",
+    "data.train_batch_size=32 recipe.augment.mode=per_rollout",
+    "data.dataloader_num_workers=7",  # torchdata asserts
+    "critic.enable=true critic.cliprange_value=0.1",
 ]
-PARTS = (OTHER[:4], OTHER[4:8], OTHER[8:])  # a message names five keys
 # Changes that leave the experiment what it is.
-SAME = [
-    {"recipe": {"name": "other", "dynamic_sampling": {"max_gen_batches": 3}}},
-    {"data": {"filter_overlong_prompts_workers": 7}, "transfer_queue": {"enable": False}},
-    {ROLES: {"rollout": {"max_num_seqs": 7, "max_num_batched_tokens": 999}}},
-    {ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8, "ppo_max_token_len_per_gpu": 512}}},
-    {**TWO_RANKS, "critic": {"fsdp": {"param_offload": True}}},
-    {ROLES: {"rollout": {"gpu_memory_utilization": 0.3, "agent": {"num_workers": 3}}}},
-    {ROLES: {"actor": {"fsdp_config": {"param_offload": True, "optimizer_offload": True}}}},
-    {ROLES: {"rollout": {"tensor_model_parallel_size": 2, "enforce_eager": True}}},
-    {"global_profiler": {"tool": "torch"}, "reward": {"num_workers": 3}},
-    {"eval": {"temperature": 1.0}, "critic": {"cliprange_value": 0.1}},  # no critic reads it
-    {"trainer": {"val_before_train": True, "save_freq": 1, "test_freq": 1}},
-    {"trainer": {"logger": ["console", "file"]}},
-    LONGER,
-]
+SAME = """
+recipe.name=other recipe.dynamic_sampling.max_gen_batches=3 transfer_queue.enable=false
+data.filter_overlong_prompts_workers=7 {R}.max_num_seqs=7 {R}.max_num_batched_tokens=999
+{A}.ppo_micro_batch_size_per_gpu=8 {A}.ppo_max_token_len_per_gpu=512
+trainer.n_gpus_per_node=2 trainer.nnodes=2 critic.fsdp.param_offload=true
+{R}.gpu_memory_utilization=0.3 {R}.agent.num_workers=3 {A}.fsdp_config.param_offload=true
+{A}.fsdp_config.optimizer_offload=true {R}.tensor_model_parallel_size=2 {R}.enforce_eager=true
+global_profiler.tool=torch reward.num_workers=3 eval.temperature=1.0 critic.cliprange_value=0.1
+trainer.val_before_train=true trainer.save_freq=1 trainer.test_freq=1
+trainer.logger=[console,file] trainer.total_training_steps=99
+"""  # no critic reads its setting
 
 
 def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
-    same = OmegaConf.merge(config, *SAME)
-    others = [OmegaConf.merge(config, *(change for change, _ in part)) for part in PARTS]
-    assert list(same_run(Setup(others[0]))) == []  # there is no run yet
+    others = [changed(config, changes) for changes in OTHER]
+    assert list(same_run(others[0])) == []  # there is no run yet
     run = begun(config, Path(config.recipe.run_dir))
-    assert list(same_run(Setup(config))) == list(same_run(Setup(same))) == []
-    for part, other in zip(PARTS, others, strict=True):
-        (found,) = same_run(Setup(other))
-        assert [named for _, named in part if named not in found] == []
+    assert list(same_run(Setup(config))) == list(same_run(changed(config, SAME))) == []
+    for changes, other in zip(OTHER, others, strict=True):
+        (found,) = same_run(other)
+        keys = [text.partition("=")[0] for text in changes.format(**SHORT).split()]
+        assert [key for key in keys if key not in found] == []
     run.metrics.unlink()
-    assert list(same_run(Setup(others[0]))) == []  # no step was done: nothing is mixed
+    assert list(same_run(others[0])) == []  # no step was done: nothing is mixed
 
 
 def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
-    folder = Path(config.recipe.run_dir)
-    place = {"trainer": {"default_local_dir": str(folder / "checkpoints")}}
-    before = OmegaConf.merge(config, TWO_RANKS, place)
+    folder, size = Path(config.recipe.run_dir), "{A}.fsdp_config.fsdp_size="
+    before = changed(config, TWO_RANKS, f"trainer.default_local_dir={folder}/checkpoints").config
     run = begun(before, folder)
-    run.checkpoint(1).joinpath("actor").mkdir(parents=True)
+    record = run.checkpoint(1) / "actor" / "fsdp_config.json"
+    record.parent.mkdir(parents=True)
     write_text(run.checkpoints / TRACKER, "1")
-    pairs = {ROLES: {"actor": {"fsdp_config": {"fsdp_size": 2}}}}
-    for saved_by, told in ((4, "fsdp_config.fsdp_size=2: the checkpoint of as many"), (2, "")):
-        record = run.checkpoint(1) / "actor" / "fsdp_config.json"
-        write_json(record, {"FSDP_version": 2, "world_size": saved_by})
-        assert told in "".join(same_run(changed(before, **pairs)))
-        assert bool(list(same_run(changed(before, **pairs)))) == bool(told)
-    whole = {ROLES: {"actor": {"fsdp_config": {"fsdp_size": 4}}}}  # all GPUs, as -1
-    assert list(same_run(changed(before, **whole))) == []
-    write_json(record, {"FSDP_version": 2, "world_size": 4, "fsdp_size": 2})  # divided since
-    assert list(same_run(changed(before, **pairs))) == []
-    assert "has another value" in "".join(same_run(changed(before, **whole)))
+    for saved, now, told in (
+        ({"world_size": 4}, 2, True),
+        ({"world_size": 2}, 2, False),
+        ({"world_size": 4}, 4, False),  # all GPUs, as -1
+        ({"world_size": 4, "fsdp_size": 2}, 2, False),  # divided since
+        ({"world_size": 4, "fsdp_size": 2}, 4, True),
+    ):
+        write_json(record, {"FSDP_version": 2, **saved})
+        found = list(same_run(changed(before, f"{size}{now}")))
+        assert len(found) == told
+        assert all(f"fsdp_size={now}: the checkpoint of as many" in text for text in found)
 
 
 @pytest.mark.parametrize(
-    ("optim", "free"),
+    ("before", "now", "named"),
     [
-        ({"lr_warmup_steps_ratio": 0.0}, True),
-        ({"lr_warmup_steps": 10, "lr_warmup_steps_ratio": 0.1}, True),  # verl takes the steps
-        ({"lr_warmup_steps_ratio": 0.1}, False),
-        ({"lr_scheduler_type": "cosine"}, False),
+        # A run may be made longer unless its learning rate would jump.
+        ("{A}.optim.lr_warmup_steps_ratio=0.0", LONGER, None),
+        # verl takes the steps
+        ("{A}.optim.lr_warmup_steps=10 {A}.optim.lr_warmup_steps_ratio=0.1", LONGER, None),
+        ("{A}.optim.lr_warmup_steps_ratio=0.1", LONGER, "trainer.total_training_steps"),
+        (COSINE, LONGER, "trainer.total_training_steps"),
+        # Epochs end it after 2 x 24 steps, and a resumed one ends there too.
+        (f"{COSINE} {LONGER} trainer.total_epochs=2", "", None),
+        (f"{COSINE} {LONGER} trainer.total_epochs=2", "trainer.total_epochs=3", "total_epochs"),
+        # Micro-batches stay with a loss that depends on them.
+        (CLIP_COV, MICRO, MICRO.partition("=")[0]),
     ],
 )
-def test_a_run_may_be_made_longer_unless_its_learning_rate_would_jump(
-    config: Any, optim: dict[str, Any], free: bool
+def test_what_a_resumed_run_may_change(
+    config: Any, before: str, now: str, named: str | None
 ) -> None:
-    before = OmegaConf.merge(config, {ROLES: {"actor": {"optim": optim}}})
-    begun(before, Path(config.recipe.run_dir))
-    found = "".join(same_run(changed(before, **LONGER)))
-    assert ("trainer.total_training_steps" in found) is not free
-
-
-def test_micro_batches_stay_with_a_loss_that_depends_on_them(config: Any) -> None:
-    before = OmegaConf.merge(config, LOSS)
-    begun(before, Path(config.recipe.run_dir))
-    size = {ROLES: {"actor": {"ppo_micro_batch_size_per_gpu": 8}}}
-    assert "actor.ppo_micro_batch_size_per_gpu" in "".join(same_run(changed(before, **size)))
+    asked = changed(config, before).config
+    begins = asked.copy()
+    data.limit_steps(begins, 24)
+    folder = begun(begins, Path(config.recipe.run_dir))
+    write_json(folder.data_manifest, {"train": {"steps_per_epoch": 24}})
+    found = "".join(same_run(changed(asked, now)))
+    assert bool(found) == bool(named) and (named or "").format(**SHORT) in found
 
 
 def test_every_pattern_names_a_key() -> None:
     for name in ALGORITHM_KEYS:
         assert any(fnmatchcase(key, name.removeprefix("!")) for key in known_keys()), name
-
-
-def test_epochs_end_a_run_and_a_resumed_one_ends_there_too(config: Any) -> None:
-    cosine = {ROLES: {"actor": {"optim": {"lr_scheduler_type": "cosine"}}}}
-    asked = OmegaConf.merge(config, cosine, {"trainer": {"total_epochs": 2}}, LONGER)
-    begins = asked.copy()
-    data.limit_steps(begins, 24)
-    assert begins.trainer.total_training_steps == 48
-    folder = begun(begins, Path(config.recipe.run_dir))
-    write_json(folder.data_manifest, {"train": {"steps_per_epoch": 24}})
-    assert list(same_run(Setup(asked))) == []
-    longer = {"trainer": {"total_epochs": 3}}
-    assert "trainer.total_epochs" in "".join(same_run(changed(asked, **longer)))
 
 
 @pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])
@@ -434,16 +407,17 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
         bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
 
     bank, folder = tmp_path / "bank.yaml", RunFolder(Path(config.recipe.run_dir))
-    augment = {"bank": str(bank), "templates": ["mine"], "validation_template": "mine"}
+    augment = f"recipe.augment.bank={bank} recipe.augment.templates=[mine] "
+    augment += "recipe.augment.validation_template=mine"
     write("Solve: {question}")
-    Setup(OmegaConf.merge(config, {"recipe": {"augment": augment}})).prompts.write(folder.prompts)
+    changed(config, augment).prompts.write(folder.prompts)
     write("Solve it: {question}")
-    assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+    assert list(same_prompts(changed(config, augment))) == []
     folder.metrics.write_text('{"step": 1}\n')
-    found = "".join(same_prompts(changed(config, recipe={"augment": augment})))
+    found = "".join(same_prompts(changed(config, augment)))
     assert found.startswith(f"recipe.augment.bank={bank}: the templates mine ")
     write("Solve: {question}")
-    assert list(same_prompts(changed(config, recipe={"augment": augment}))) == []
+    assert list(same_prompts(changed(config, augment))) == []
 
 
 def test_a_function_that_changed_since_the_first_step_is_refused(
@@ -452,17 +426,17 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
     folder, file = RunFolder(Path(config.recipe.run_dir)), tmp_path / "rated.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     file.write_text("def check(response, gold, row): return 1.0\n")
-    own = {"advantage": {"name": "rated.mine"}, "reward": {"verifiers": {"t": "rated.check"}}}
-    before = own_functions(changed(config, recipe=own))
+    own = changed(config, "recipe.advantage.name=rated.mine recipe.reward.verifiers.t=rated.check")
+    before = own_functions(own)
     assert list(before) == ["rated.check", "rated.mine"] and own_functions(Setup(config)) == {}
     write_json(folder.data_manifest, {"own_functions": before})
     file.write_text("def check(response, gold, row): return 0.0\n")
-    assert list(same_functions(changed(config, recipe=own))) == []
+    assert list(same_functions(own)) == []
     folder.metrics.write_text('{"step": 1}\n')
-    (told,) = same_functions(changed(config, recipe=own))
+    (told,) = same_functions(own)
     assert "the file of rated.check, rated.mine has changed" in told
     write_json(folder.data_manifest, {})  # of an earlier version
-    assert list(same_functions(changed(config, recipe=own))) == []
+    assert list(same_functions(own)) == []
 
 
 def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path) -> None:
@@ -478,8 +452,8 @@ def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path
 
 def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(folder: Path, gib: float) -> str:
-        section = {"run_dir": str(folder), "min_free_gib": gib}
-        return "".join(room(changed(config, recipe=section)))
+        changes = f"recipe.run_dir={folder} recipe.min_free_gib={gib}"
+        return "".join(room(changed(config, changes)))
 
     assert told(tmp_path, 0.0) == ""
     assert "recipe.min_free_gib" in told(tmp_path, 1e9)
@@ -497,7 +471,7 @@ def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_gpu_run_needs_its_gpus(
     config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setup = changed(config, trainer={"device": "cuda", "n_gpus_per_node": 8})
+    setup = changed(config, "trainer.device=cuda trainer.n_gpus_per_node=8")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for found, named in ((0, "trainer.device"), (4, "trainer.n_gpus_per_node=8"), (8, "")):
         monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda found=found: found)
@@ -514,38 +488,36 @@ def test_a_gpu_run_needs_its_gpus(
 
 
 @pytest.mark.parametrize(
-    ("model", "save_freq", "free", "saved", "refused"),
+    ("changes", "free", "saved", "refused"),
     [
         # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_plan.py
-        (MATH_1B, 10, 18.4e9, False, True),
-        (MATH_1B, 10, 18.6e9, False, False),
-        (MATH_1B, 10, 18.4e9, True, False),  # the trainer checks the room of later ones
-        (MATH_1B, -1, 1e9, False, False),
-        (None, 10, 1e9, False, False),
-        ("someone/a-model", 10, 1e9, False, False),
+        (f"{MATH_1B} trainer.save_freq=10", 18.4e9, False, True),
+        (f"{MATH_1B} trainer.save_freq=10", 18.6e9, False, False),
+        (f"{MATH_1B} trainer.save_freq=10", 18.4e9, True, False),  # the trainer checks later ones
+        (f"{MATH_1B} trainer.save_freq=-1", 1e9, False, False),
+        ("recipe.model_path=null trainer.save_freq=10", 1e9, False, False),
+        ("recipe.model_path=someone/a-model trainer.save_freq=10", 1e9, False, False),
     ],
 )
 def test_the_disk_holds_the_first_checkpoint(
     config: Any,
     monkeypatch: pytest.MonkeyPatch,
-    model: str | None,
-    save_freq: int,
+    changes: str,
     free: float,
     saved: bool,
     refused: bool,
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
-    run = Path(config.recipe.run_dir)  # not made yet
-    trainer = {"save_freq": save_freq, "default_local_dir": str(run / "checkpoints")}
+    saves = Path(config.recipe.run_dir) / "checkpoints"  # not made yet
     if saved:
-        (run / "checkpoints").mkdir(parents=True)
-        (run / "checkpoints" / TRACKER).write_text("10")
-    setup = changed(config, recipe={"model_path": model}, trainer=trainer)
+        saves.mkdir(parents=True)
+        (saves / TRACKER).write_text("10")
+    setup = changed(config, changes, f"trainer.default_local_dir={saves}")
     assert bool(list(first_checkpoint(setup))) is refused
 
 
 def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = changed(config, trainer={"logger": ["console", "wandb"]})
+    setup = changed(config, "trainer.logger=[console,wandb]")
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     netrc = tmp_path / "netrc"
@@ -560,53 +532,3 @@ def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as patched:
             patched.setenv(name, value)
             assert not lacks_wandb_key(setup)
-
-
-# ------------------------------------------------------------------------- own functions
-
-OWN = """
-def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
-def power(logprobs_BT, advantages_BT, mask_BT, group_B, *, power): return mask_BT.double() ** power
-"""
-
-
-@pytest.mark.parametrize(
-    ("section", "name", "arguments", "named"),
-    [
-        ("advantage", "scaled", {}, "'scale'"),
-        ("advantage", "scaled", {"scale": float("inf")}, "NaN or infinite"),
-        ("advantage", "scaled", {"scale": 2.0}, None),
-        ("weights", "power", {"power": 0.7}, None),
-        ("weights", "power", {}, r"recipe\.weights\.arguments\.NAME=VALUE"),
-        ("advantage", "gone", {}, "no function gone"),
-    ],
-)
-def test_an_own_function_is_called_once_before_the_run(
-    toy_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    section: str,
-    name: str,
-    arguments: dict[str, Any],
-    named: str | None,
-) -> None:
-    (tmp_path / "called_once.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    chosen = {section: {"name": f"called_once.{name}", "arguments": arguments}}
-    config = OmegaConf.merge(toy_config, {"recipe": chosen})
-    with pytest.raises(ConfigError, match=named) if named else contextlib.nullcontext():
-        validate(config)
-
-
-def test_a_module_of_ones_own_that_cannot_be_imported_is_named(
-    toy_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name, text, error in (
-        ("boom", "raise ValueError('boom')", "ValueError: boom"),
-        ("torn", "def f(:", "SyntaxError"),
-    ):
-        (tmp_path / f"{name}.py").write_text(text)
-        config = OmegaConf.merge(toy_config, {"recipe": {"advantage": {"name": f"{name}.f"}}})
-        with pytest.raises(ConfigError, match=f"{name} cannot be imported .{error}"):
-            validate(config)

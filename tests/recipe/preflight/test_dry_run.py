@@ -14,43 +14,26 @@ from recipe.preflight.dry_run import checkpoints, describe, hours, learning_rate
 MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
 
+# (trainer.max_actor_ckpt_to_keep, recipe.keep_every, recipe.keep_best, what is told)
+KEPT: list[tuple[int | None, int | None, str | None, str]] = [
+    # steps 10, 20 ... 90, 95: ten of 18.52 GB
+    (None, None, None, "10, one every 10 steps; 18.52 GB each, at most 185.2 GB in all"),
+    # 90 and 95, and a third while it is not yet whole
+    (2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
+    # 90 and 95, and 40 and 80 for good
+    (2, 40, None, "of which 4 are kept; 18.52 GB each, at most 92.6 GB in all"),
+    (2, 40, "val/x/accuracy", "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all"),
+    # nothing is ever deleted, so the best needs no room of its own
+    (20, None, "val/x/accuracy", "10, one every 10 steps; 18.52 GB each, at most 185.2 GB"),
+]
+UNKNOWN = (None, None, None, "10, one every 10 steps; 12 bytes a parameter each")
+
+
 @pytest.mark.parametrize(
-    ("model", "last", "every", "best", "told"),
-    [
-        # steps 10, 20 ... 90, 95: ten of 18.52 GB
-        (
-            MATH_1B,
-            None,
-            None,
-            None,
-            "10, one every 10 steps; 18.52 GB each, at most 185.2 GB in all",
-        ),
-        # 90 and 95, and a third while it is not yet whole
-        (MATH_1B, 2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
-        # 90 and 95, and 40 and 80 for good
-        (MATH_1B, 2, 40, None, "of which 4 are kept; 18.52 GB each, at most 92.6 GB in all"),
-        (
-            MATH_1B,
-            2,
-            40,
-            "val/x/accuracy",
-            "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all",
-        ),
-        ("someone/model", None, None, None, "10, one every 10 steps; 12 bytes a parameter each"),
-        # nothing is ever deleted, so the best needs no room of its own
-        (
-            MATH_1B,
-            20,
-            None,
-            "val/x/accuracy",
-            "10, one every 10 steps; 18.52 GB each, at most 185.2 GB",
-        ),
-    ],
+    ("model", "case"), [("someone/model", UNKNOWN), *((MATH_1B, case) for case in KEPT)]
 )
-def test_kept_checkpoints(
-    toy_config: Any, model: str, last: int | None, every: int | None, best: str | None, told: str
-) -> None:
-    config = toy_config.copy()
+def test_kept_checkpoints(toy_config: Any, model: str, case: tuple[Any, ...]) -> None:
+    config, (last, every, best, told) = toy_config.copy(), case
     config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
     config.recipe.keep_every, config.recipe.keep_best = every, best
     config.actor_rollout_ref.model.path = model

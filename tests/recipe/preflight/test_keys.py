@@ -44,34 +44,12 @@ def test_rows_that_were_looked_up(key: str, unused: bool) -> None:
     assert (key in keys.table()) == unused
 
 
-SOURCE = """
-class Engine:
-    def build(self, engine_config):
-        a = self.config.actor.optim.lr
-        b = engine_config.get("param_offload", False)
-        c = other["deep"]["name"]
-        self.stored = 1
-        d = OmegaConf.select(config, "trainer.v1.mode")
-        e = getattr(optim_config, "betas", None)
-"""
-
-
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
-        ("actor_rollout_ref.actor.optim.lr", 4),
-        ("critic.lr", None),  # another section's
-        ("actor.fsdp_config.param_offload", 5),
-        ("deep.name", 6),
-        ("wide.name", None),
-        ("actor.stored", None),  # a store is no reader
-        ("trainer.v1.mode", 8),
-        ("actor.optim.betas", 9),
-    ],
-)
-def test_the_search_for_a_reader(key: str, line: int | None) -> None:
-    found = keys.reader(key, keys.accesses({"verl/engine.py": SOURCE}))
-    assert found == (f"verl/engine.py:{line}" if line else None)
+def test_a_store_is_no_reader_nor_is_a_read_of_another_section() -> None:
+    """All other forms of a read are in verl's source, from which the table is rebuilt above."""
+    source = "self.config.actor.optim.lr\nself.actor.stored = 1\n"
+    found = keys.accesses({"verl/engine.py": source})
+    assert keys.reader("actor_rollout_ref.actor.optim.lr", found) == "verl/engine.py:1"
+    assert keys.reader("critic.lr", found) is keys.reader("actor.stored", found) is None
 
 
 def test_a_key_without_effect_is_found_and_its_default_is_not() -> None:

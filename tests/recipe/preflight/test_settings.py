@@ -108,9 +108,16 @@ recipe.advantage.arguments={{zzz:1}}        recipe.advantage.arguments=3
 recipe.weights.name=cosine          recipe.weights.name=math.sqrt
 recipe.weights.arguments={{zzz:1}}          recipe.weights.clip_cov.ratio=0
 recipe.dynamic_sampling.max_gen_batches=0   recipe.dynamic_sampling.on_exhausted=wait
+reward_model.reward_manager=dapo    algorithm.use_pf_ppo=true        {R}.over_sample_rate=1
+algorithm.filter_groups.max_num_gen_batches=3                        {R}.val_kwargs.do_sample=true
+trainer.v1.sampler.custom_sampler.path=x    trainer.resume_from_path=x       {R}.do_sample=false
+{A}.checkpoint.load_contents=[model]
+recipe.guard.rollback.lr_factor=1           recipe.guard.rollback.kl_loss_coef=0
 recipe.history.weight=0     recipe.history.floor=0.5       recipe.curriculum.candidates=0
 recipe.curriculum.target=2  recipe.curriculum.decay=0      recipe.one_question=-1
-recipe.one_question=[1]     recipe.one_question=?
+recipe.one_question=[1]     recipe.one_question=?          {R}.max_model_len=null
+{A}.policy_loss.loss_mode=clipcov   data.return_raw_chat=false       reward_model.enable=true
+{R}.mode=sync               {R}.pipeline_model_parallel_size=2     {R}.multi_turn.max_user_turns=3
 """.split()
 # (setting, other key that the message names)
 NAMES_ANOTHER = [
