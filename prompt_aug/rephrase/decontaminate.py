@@ -9,6 +9,7 @@ doubtful ones. OUT has the other questions, OUT.parquet.overlaps.jsonl all pairs
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -68,7 +69,7 @@ def judge_doubtful(
     """Replace the doubtful verdicts by those of the judge."""
     prompt = load_prompt(options.judge_prompt, "--judge-prompt")
     sampling = Sampling(options.judge, 0.0, 1.0, 2048)
-    endpoint = Endpoint(base_url=options.base_url)
+    endpoint = Endpoint(base_url=options.base_url or os.environ.get("OPENAI_BASE_URL"))
     with lock(folder := beside(options.out, ".work")):
         judge = Stage("judge", folder, endpoint, prompt, sampling)
         doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--embedder-url", help="its endpoint (default: --base-url)")
     add("--judge", metavar="MODEL", help="decides the doubtful pairs")
     add("--judge-prompt", default="judge", help="judge, or a file with {question} and {candidate}")
-    add("--base-url", help="endpoint of the judge (default: OpenAI's)")
+    add("--base-url", help="of the judge; default: OPENAI_BASE_URL, else OpenAI's")
     add("--max-requests", type=int, help="attempts, retries included")
     options = parser.parse_args(arguments)
     return run(name, lambda: decontaminate(options), interrupted="judgments are kept in OUT.work")
