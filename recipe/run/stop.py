@@ -18,8 +18,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from recipe.run.folder import RunFolder
 
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command continues
 KILLED = 143
+OVER = b"\0"  # in the pipe of signals: no signal's number
 SAME = 5.0  # seconds in which a second signal counts as an echo of the first
 EARLY = "ended early, the same command continues: "
 # Seconds that the trainer may wait for a dead engine or actor. During rollouts it notices at once
@@ -202,40 +203,63 @@ class Signals:
         for path in old:
             path.unlink(missing_ok=True)
 
-    def start(self) -> None:
-        """Handle SIGTERM from now on, in a thread: Python writes a signal's number into a pipe.
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle SIGTERM inside, in a thread: Python writes a signal's number into a pipe.
 
         A handler could not do it. What it raises is dropped inside a callback of a fork (ray.init
         forks) or of a garbage collection, and inside ray.get it is replaced by SystemExit(1). Ray's
-        own handler exits with the signal's number, but later than the thread: a run waits for its
-        processes.
+        own handler exits with the signal's number; the end waits for the thread, which is first.
+        A later signal only leaves the request, which `recipe.train` reads before a roll-back.
         """
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        threading.Thread(target=self._handle, args=(read_end,), daemon=True).start()
+        thread = threading.Thread(target=self._handle, args=(read_end,), daemon=True)
+        thread.start()
         self.listen()
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, lambda *_: self._ask())
+            signal.set_wakeup_fd(-1)
+            with suppress(OSError):  # the pipe is full, or the thread has failed
+                os.write(write_end, OVER)
+            os.close(write_end)
+            thread.join()
 
     def listen(self) -> None:
         """Let SIGTERM do nothing else; call it again after ray.init, which sets a handler."""
         signal.signal(signal.SIGTERM, lambda *_: None)
 
+    def _ask(self) -> OSError | None:
+        """Ask the trainer to save and end; return why it cannot be asked, or None."""
+        try:
+            write_text(self.folder.stop_request, str(os.getpid()))
+        except OSError as error:
+            return error
+        return None
+
     def _handle(self, read_end: int) -> None:
-        first: float | None = None  # when the first signal came
+        known: float | None = None  # when the first signal was dealt with
         with os.fdopen(read_end, "rb", buffering=0) as signals:
-            while number := signals.read(1):
-                now = time.monotonic()
+            while (number := signals.read(1)) > OVER:
                 if number[0] != signal.SIGTERM:
                     continue
-                if first is None:
-                    first = now
-                    if not self.folder.stepping.exists():
-                        self.leave(AGAIN, f"{EARLY}SIGTERM before the first step, nothing to save")
-                    write_text(self.folder.stop_request, str(os.getpid()))  # for the trainer
-                    with suppress(OSError):  # the terminal may be gone
-                        self.say("recipe.train: SIGTERM: saving, then the end")
-                elif now - first > SAME:
+                if known is None:
+                    self._end_or_ask()
+                    known = time.monotonic()  # echoes may have waited in the pipe meanwhile
+                elif time.monotonic() - known > SAME:
                     self.leave(KILLED, "a second SIGTERM")
+
+    def _end_or_ask(self) -> None:
+        if not self.folder.stepping.exists():
+            self.leave(AGAIN, f"{EARLY}SIGTERM before the first step, nothing to save")
+        elif error := self._ask():  # the disk is full: nothing could be saved either
+            self.leave(1, f"SIGTERM, but the trainer cannot be asked to save: {error}")
+        else:
+            with suppress(OSError):  # the terminal may be gone
+                self.say("recipe.train: SIGTERM: saving, then the end")
 
 
 class AfterRay:

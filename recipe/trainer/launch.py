@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,8 +46,8 @@ def run(config: DictConfig) -> None:
             progress.follow(config, out) as say,
         ):
             signals = stop.Signals(Path(run_dir), say, partial(leave, Path(run_dir), say))
-            signals.start()
-            _train(config, signals)
+            with signals.handled():
+                _train(config, signals)
     finally:
         processes.end(run_dir)
         # The reaper last: if this process is killed above, the reaper ends the others.
@@ -111,10 +110,11 @@ def watch_head(
 
 def leave(run_dir: Path, say: Callable[[str], None], code: int, told: str) -> None:
     """From any thread: record and print the reason, then end this process."""
-    ending.record(folder.RunFolder(run_dir), code, told)
-    with suppress(OSError):  # the terminal may be gone
+    try:
+        ending.record(folder.RunFolder(run_dir), code, told)
         say(f"recipe.train: {told}")
-    os._exit(code)  # the reaper ends all others
+    finally:  # whatever happens, for example if the terminal is gone
+        os._exit(code)  # the reaper ends all others
 
 
 def set_ray(config: DictConfig) -> None:

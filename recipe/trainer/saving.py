@@ -113,9 +113,11 @@ class SavingTrainer(PPOTrainerSync):
         super().on_sample_end()
 
     def on_step_end(self) -> None:
-        if self.watchdog.lost:
+        try:  # one look: the watchdog's thread changes what it has seen at any moment
+            self._require_alive()
+        except LostEngineError:
             self._save_unsaved(engine_responds=False)
-        self._require_alive()
+            raise
         self.watchdog.begin()
         super().on_step_end()
 

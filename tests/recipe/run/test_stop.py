@@ -208,20 +208,33 @@ class Callback:
         print("ready", flush=True)
         time.sleep(30)
 
-signals.start()
-if "ray" in what:  # what ray.init does
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-if "ours" in what:
-    assert stop.AfterRay(TaskRunner, signals.listen).options(a=1).remote() == {"a": 1}
-if "step" in what:
-    stop.steps_begin(folder)
-if "callback" in what:
-    Callback()
-print("ready", flush=True)
-try:
-    time.sleep(30)
-finally:
-    time.sleep(5)  # as a run, which waits for its processes
+def failing(*_):
+    raise OSError("the disk is full")
+
+def slow(path, text):
+    time.sleep(0.8)
+    path.write_text(text)
+
+with signals.handled():
+    if "ray" in what:  # what ray.init does
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    if "ours" in what:
+        assert stop.AfterRay(TaskRunner, signals.listen).options(a=1).remote() == {"a": 1}
+    if "step" in what:
+        stop.steps_begin(folder)
+    stop.write_text = failing if "full" in what else slow if "slow" in what else stop.write_text
+    if "callback" in what:
+        Callback()
+    print("ready", flush=True)
+    if "end" in what:
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        time.sleep(30)
+if "later" in what:
+    signals.folder.stop_request.unlink()
+    signal.raise_signal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as before a roll-back
+sys.exit(7 if signals.folder.stop_request.exists() else 8)
 """
 
 
@@ -263,3 +276,26 @@ def test_a_signal_during_steps_is_left_to_the_trainer_and_a_second_one_is_not(
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143
+
+
+def test_an_echo_is_none_when_the_request_took_long_to_write(tmp_path: Path) -> None:
+    process = launched(tmp_path, "step, slow")
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert within(20, RunFolder(tmp_path).stop_request.exists)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_a_signal_ends_a_run_that_cannot_be_asked_to_save(tmp_path: Path) -> None:
+    process = launched(tmp_path, "step, full")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 1
+
+
+@pytest.mark.parametrize("what", ["step, end", "step, end, later"])
+def test_a_signal_at_the_end_is_seen_before_a_roll_back(tmp_path: Path, what: str) -> None:
+    assert launched(tmp_path, what).wait(20) == 7
