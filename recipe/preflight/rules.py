@@ -218,7 +218,7 @@ def holds(s: Setup, condition: Sequence[str]) -> bool:
         return is_missing(name)
     value = operator.attrgetter(name)(s) if hidden else s.get(in_full(name))
     if test in COMPARED:
-        return bool(COMPARED[test](value or 0, int(wanted)))
+        return bool(COMPARED[test](value or 0, int(wanted))) != (mark == "!")
     if test in ("=", "!="):
         return (shown(value) in wanted.split("|")) == (test == "=")
     return bool(value) != (mark == "!")

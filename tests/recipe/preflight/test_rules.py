@@ -94,6 +94,7 @@ REFUSED = [
     (f"{RS}'token_k1,seq_k1'", "{C}.rollout_rs seq_k1"),
     ("{LOSS}=mine {A}.policy_loss._target_=nowhere.Mine", "{A}.policy_loss._target_=nowhere.Mine"),
     ("{LOSS}=dro", "{A}.policy_loss.dro_beta"),
+    ("{LOSS}=dro {A}.policy_loss.dro_beta=nan", "{A}.policy_loss.dro_beta"),
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
     (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
     (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),

@@ -111,6 +111,7 @@ recipe.dynamic_sampling.max_gen_batches=0   recipe.dynamic_sampling.on_exhausted
 reward_model.reward_manager=dapo    algorithm.use_pf_ppo=true        {R}.over_sample_rate=1
 algorithm.filter_groups.max_num_gen_batches=3                        {R}.val_kwargs.do_sample=true
 trainer.v1.sampler.custom_sampler.path=x    trainer.resume_from_path=x       {R}.do_sample=false
+{R}.do_sample=0             algorithm.norm_adv_by_std_in_grpo=0
 {A}.checkpoint.load_contents=[model]
 recipe.guard.rollback.lr_factor=1           recipe.guard.rollback.kl_loss_coef=0
 recipe.history.weight=0     recipe.history.floor=0.5       recipe.curriculum.candidates=0
