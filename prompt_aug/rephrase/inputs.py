@@ -17,7 +17,7 @@ def _lines(option: str, path: Path | None) -> Iterator[tuple[str, dict[str, Any]
         return
     number = 0
     for number, line in enumerate(iter_lines(path), start=1):
-        yield f"{option}={path}, line {number}", line
+        yield f"{option}={path}, object {number}", line
     if not number:
         why = "no line in it" if path.is_file() else "no such file"
         raise RephraseError(f"{option}={path}: {why}")

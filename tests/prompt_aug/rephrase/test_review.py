@@ -97,7 +97,7 @@ def test_a_rejected_candidate_is_replaced(tmp_path: Path) -> None:
 def test_a_decision_that_is_none_is_an_error(change: dict[str, str], tmp_path: Path) -> None:
     line = {"uid": "u", "text": "t", "verdict": "accept", "reviewer": "Rae"}
     write_lines(file := tmp_path / "decisions.jsonl", [line | change])
-    with pytest.raises(review.RephraseError, match="line 1"):
+    with pytest.raises(review.RephraseError, match="object 1"):
         read_decisions(file)
 
 
