@@ -7,6 +7,7 @@ The model has random weights, the shape of Qwen2.5-Math-1.5B, and the questions 
 ``--cpu`` takes the toy model. Nothing is downloaded.
 """
 
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from prompt_aug.base.commands import make_parser
@@ -39,12 +41,21 @@ def make_model(folder: Path, cpu: bool) -> None:
         model = AutoModelForCausalLM.from_pretrained(built / "model")
     else:
         model = random_weights(AutoConfig.from_pretrained(built / "model"))
-        # verl's engine never draws ids that the tokenizer lacks; the actor gives them probability.
-        missing = range(len(tokenizer), model.config.vocab_size)
-        tokenizer.add_tokens([f"<|{i}|>" for i in missing])
+        fill_vocabulary(tokenizer, model.config.vocab_size)
     tokenizer.save_pretrained(folder / "model")
     model.save_pretrained(folder / "model")
     print(f"{model.num_parameters():,} parameters in {folder / 'model'}")
+
+
+def fill_vocabulary(tokenizer: Any, size: int) -> None:
+    """Give `tokenizer` a text for every id below `size`; no text is encoded to the new ids.
+
+    verl's engine never draws ids that the tokenizer lacks, but the actor gives them probability.
+    With `add_tokens` every process would load the tokenizer in 3 s and 400 MB, not 0.2 s and 85.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["vocab"].update({f"<|{i}|>": i for i in range(len(tokenizer), size)})
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
 
 
 def random_weights(config: Any) -> Any:

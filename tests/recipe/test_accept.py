@@ -14,6 +14,7 @@ from recipe.config.compose import compose_config
 from recipe.preflight import accept_work
 from recipe.preflight.checks import validate
 from recipe.run import folder as run_folder
+from recipe.toy.tokenizer import build_tokenizer
 
 
 def python(program: str) -> list[str]:
@@ -164,3 +165,13 @@ def test_the_cosine_of_long_vectors_is_summed_in_float64() -> None:
     b = a + 0.05 * torch.randn(len(a))  # torch's own function gives 1.00006
     assert accept_work.cosine(a, b) == pytest.approx((1 + 0.05**2) ** -0.5, abs=1e-5)
     assert accept_work.cosine(a, -a) == pytest.approx(-1)
+
+
+def test_the_filled_vocabulary_has_a_text_for_every_id_and_encodes_as_before() -> None:
+    tokenizer = build_tokenizer(["12 + 3 = 15\n"])
+    prompt = "<|im_start|>12 + 3 <|700|>"
+    before, known = tokenizer.encode(prompt), len(tokenizer)
+    accept_work.fill_vocabulary(tokenizer, 2000)
+    assert len(tokenizer) == 2000 > known
+    assert tokenizer.encode(prompt) == before
+    assert tokenizer.decode([1999]) == "<|1999|>"
