@@ -1,4 +1,4 @@
-"""Five gaps of verl 0.9.1 on a CPU, each a small adapter with its reason."""
+"""Four gaps of verl 0.9.1 on a CPU, each a small adapter with its reason."""
 
 import functools
 import importlib.metadata
@@ -75,20 +75,3 @@ def adapt_offload() -> None:
         return original(pin_memory=False)
 
     transformer_impl.CPUOffloadPolicy = policy
-
-
-def adapt_critic() -> None:
-    """Gap 5: the critic's attention is always flash_attention_2, which a CPU does not have."""
-    from transformers import AutoModelForTokenClassification
-    from verl.utils import model
-
-    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path,
-            torch_dtype=torch_dtype,
-            config=model_config,
-            attn_implementation=model_config._attn_implementation,
-            trust_remote_code=trust_remote_code,
-        )
-
-    model.load_valuehead_model = load  # verl imports it at every call

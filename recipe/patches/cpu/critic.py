@@ -2,7 +2,7 @@
 
 verl imports ``external_lib`` where it creates this config: for the actor in its worker process, for
 the critic in the driver. The critic's worker unpickles the config, which imports this module, and
-with it the engines for the CPU and the critic's attention.
+with it the engines for the CPU.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from verl.workers.config.model import HFModelConfig
 
 import recipe.patches.cpu.engines  # noqa: F401
-from recipe.patches.cpu import adapters
-
-adapters.adapt_critic()
 
 
 @dataclass

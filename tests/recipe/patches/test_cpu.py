@@ -4,13 +4,11 @@ Fresh processes examine the libraries without the adapters and with them.
 """
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,29 +233,6 @@ def test_a_gap_of_verl_is_still_open(
 ) -> None:
     assert bare[fact] == without, CLOSED
     assert adapted[fact] == with_it
-
-
-@pytest.mark.config
-def test_verl_still_fixes_the_critics_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-    from verl.utils import model
-
-    spec = importlib.util.spec_from_file_location("untouched", model.__file__)
-    assert spec and spec.loader
-    untouched = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(untouched)
-    from recipe.patches.cpu.adapters import adapt_critic
-
-    def load(*_: object, attn_implementation: str, **__: object) -> str:
-        return attn_implementation
-
-    monkeypatch.setattr(transformers.AutoModelForTokenClassification, "from_pretrained", load)
-    arguments = {"local_path": "", "torch_dtype": None, "trust_remote_code": False}
-    config = SimpleNamespace(_attn_implementation="sdpa")
-    assert untouched.load_valuehead_model(**arguments, model_config=config) != "sdpa", CLOSED
-    monkeypatch.setattr(model, "load_valuehead_model", None)
-    adapt_critic()
-    assert model.load_valuehead_model(**arguments, model_config=config) == "sdpa"
 
 
 @pytest.mark.config

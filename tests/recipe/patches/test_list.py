@@ -20,12 +20,12 @@ PATCHES = {
     "weight_socket.adapt": "test_weight_socket.py::test_verl_still_names_the_socket_so",
     "logprobs.adapt": "test_logprobs.py::test_verls_own_is_still_coarse",
     "lora_weights.adapt": "test_lora_weights.py::test_verls_own_are_still_bfloat16",
+    "critic_attention.adapt": "test_critic_attention.py::test_verl_still_fixes_the_attention",
     "cpu.cpu_platform.PlatformCPU": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_process_group": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_vllm_version": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.register_engines": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_offload": "test_cpu.py::test_a_gap_of_verl_is_still_open",
-    "cpu.adapters.adapt_critic": "test_cpu.py::test_verl_still_fixes_the_critics_attention",
     "cpu.vllm_plugin.register": "test_cpu.py::test_vllm_still_discards_linear_weights",
 }
 
