@@ -41,7 +41,7 @@ class RecipeTrainer(SavingTrainer):
     """``trainer.v1.trainer_mode=recipe_sync``.
 
     Overrides of verl, beside those of `SavingTrainer`:
-      __init__               sets the trainer name on which verl branches; adds our state
+      __init__               sets the trainer name on which verl branches; a float; adds our state
       _build_replay_buffer   limits dynamic sampling; sets the polling interval (verl: 2 s)
       _fetch_one_gen_batch   adds the epoch and a group id that every run repeats; the curriculum
       _balance_batch         mini-batches that do not depend on which rollout finished first
@@ -62,6 +62,9 @@ class RecipeTrainer(SavingTrainer):
         with open_dict(config):
             # For verl any name other than "sync" means an asynchronous trainer.
             config.trainer.v1.trainer_mode = "sync"
+            # verl's triton kernels reject the integer of ``temperature=1``, in the first step.
+            rollout = config.actor_rollout_ref.rollout
+            rollout.temperature = float(rollout.temperature)
         # Before verl's __init__, which builds the buffer that reports evicted groups to it.
         self.question_stats = QuestionStats(config.recipe)
         super().__init__(config)
@@ -229,8 +232,8 @@ class RecipeTrainer(SavingTrainer):
             return batches.fetch(batch), None
         # Only for this pass: verl's `_update_actor` sets temperature and entropy again. With LoRA
         # verl's pass of the reference model leaves the adapter off.
-        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=wanted)
-        batch.extra_info.update(no_lora_adapter=False)
+        batch.extra_info.update(calculate_entropy=False, compute_loss=False, no_lora_adapter=False)
+        batch.extra_info.update(temperature=float(wanted))  # see __init__
         with batches.for_actor(batch):
             self.actor_rollout_wg.compute_log_prob(batch)
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))

@@ -33,6 +33,22 @@ def bare(config: Any = None, **attributes: Any) -> Any:
     return trainer
 
 
+def test_verls_trainer_is_synchronous_and_has_a_float_as_temperature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        trainers.SavingTrainer, "__init__", lambda self, config: given.append(config)
+    )
+    rollout: Any = {"rollout": {"temperature": 1}}
+    v1 = {"v1": {"trainer_mode": "recipe_sync"}}
+    config = OmegaConf.create({"recipe": RECIPE, "actor_rollout_ref": rollout, "trainer": v1})
+    RecipeTrainer(config)
+    assert given[0].trainer.v1.trainer_mode == "sync"
+    # As verl/utils/kernel/linear_cross_entropy.py asserts.
+    assert isinstance(given[0].actor_rollout_ref.rollout.temperature, float)
+
+
 def fetched(
     batches: int, start: int = 0, recipe: Any = RECIPE
 ) -> list[tuple[list[str], list[int]]]:
