@@ -245,11 +245,13 @@ def test_answers_become_texts(value: object, wanted: tuple[str, ...]) -> None:
 # ------------------------------------------------------------------------- multiple choice
 
 
-def test_the_seed_determines_the_order_of_options() -> None:
+def test_seed_and_question_determine_the_order_of_options() -> None:
     right, wrong = "right", ["one", "two", "one"]  # two wrong options may be equal
     made = {seed: multiple_choice("Which?", right, wrong, seed) for seed in range(20)}
     assert made[0] == multiple_choice("Which?", right, wrong[::-1], 0)
-    assert {answers[0] for _, answers, _ in made.values()} == set("ABCD")
+    other = [multiple_choice(f"{i}?", right, wrong, 0) for i in range(20)]
+    for drawn in (made.values(), other):  # by the seed, and by the question
+        assert {answers[0] for _, answers, _ in drawn} == set("ABCD")
     for text, (letter,), options in made.values():
         assert f"({letter}) right\n" in text + "\n" and text.count(") one\n") == 2
         assert options["ABCD".index(letter)] == right

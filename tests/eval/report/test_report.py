@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -391,6 +392,10 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     ((title, table),) = tables.expected_tables([collect(run)], None)
     known = tables.expected_results()
     assert all(len(x) == len(e["benchmarks"]) for e in known.values() for x in e["rows"].values())
+    means = {("prompt_aug-1.5b", "GRPO"): 42.6, ("prompt_aug-1.5b", "DAPO"): 44.1}  # as printed
+    means |= {("cw_grpo-1.5b", "CW-GRPO"): 55.3, ("cw_grpo-7b", "CW-GRPO"): 46.7}
+    for (name, row), mean in means.items():
+        assert statistics.fmean(known[name]["rows"][row]) == pytest.approx(mean, abs=0.06)
     names = known["prompt_aug-1.5b"]["benchmarks"]
     assert "2602.03190" in title and table[0] == ["", *names]
     assert table[1] == ["start model", "16.7", "43.4", "61.8", "15.1", "28.4"]

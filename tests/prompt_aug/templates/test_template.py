@@ -87,6 +87,7 @@ BAD_BANKS = {
     "templates: {a: {category: c, format: [{boxed: true}]}}": r"a.format\[0\].weight: not set",
     "templates: {a: {category: c, format: [{weight: 1, box: true}]}}": "box: unknown",
     "templates: {a: {category: c, format: [{weight: 0.3, boxed: true}]}}": "weight=0.3",
+    "templates: {a: {category: c, format: [{weight: 0, boxed: true}]}}": "weight=0",
     "templates: {a: {category: c, format: [{weight: 1}]}}": "an empty response would be paid",
     "templates: {a: {category: c, format: [{weight: 1, absent: [x]}]}}": "response would be paid",
     "templates: {a: {category: c, format: [{weight: 1, once: ['']}]}}": r"once\[0\]",
