@@ -2,16 +2,17 @@
 
 Every process loads it, engine processes too, so its imports must stay light. It separates the
 weight sockets of two runs on one machine, computes log-probabilities in float32 without flash-attn,
-sends LoRA weights in float32, and with ``VERL_PLATFORM=cpu`` makes verl run on a CPU. verl swallows
-exceptions of an entry point. So `recipe.train` also names this module in
-``VERL_USE_EXTERNAL_MODULES``, where an exception stops the process with a traceback, and
-`recipe.doctor` imports it separately.
+sends LoRA weights in float32, draws a critic's head from the seed, and with ``VERL_PLATFORM=cpu``
+makes verl run on a CPU. verl swallows exceptions of an entry point. So `recipe.train` also names
+this module in ``VERL_USE_EXTERNAL_MODULES``, where an exception stops the process with a traceback,
+and `recipe.doctor` imports it separately.
 """
 
 from recipe.patches import (
     cpu,
     logprobs,  # noqa: F401  (hooks into verl when imported)
     lora_weights,  # noqa: F401  (hooks into verl when imported)
+    value_head,  # noqa: F401  (hooks into verl when imported)
     weight_socket,  # noqa: F401  (hooks into verl when imported)
 )
 
