@@ -26,9 +26,10 @@ site_settings() {
     if [[ ${HF_HUB_OFFLINE:-0} != 0 ]]; then
         export HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
     fi
-    # For the job's `srun`s: a total (--gpus=16) is more than the node of a step has, and without it
-    # a step has the GPUs of its nodes; NONE, of sbatch --export=NONE, leaves a step without a PATH.
-    unset SLURM_GPUS
+    # For the job's `srun`s: a total (--gpus=16) is more than the node of a step has, and so are the
+    # GPUs per node of the sbatch file after --gres=gpu:4, which replaces them; without both a step
+    # has the GPUs of its nodes. NONE, of sbatch --export=NONE, leaves a step without a PATH.
+    unset SLURM_GPUS SLURM_GPUS_PER_NODE
     export SLURM_EXPORT_ENV=ALL
     # With GRES, SLURM sets it beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
     if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; fi
@@ -106,8 +107,7 @@ begin() {
     # At a preemption SLURM sends TERM to the steps of a job at once, but to its script only when
     # GraceTime is over. This step passes it on.
     # It holds no memory or GPU: before SLURM 22.05 --overlap shares CPUs only.
-    env -u SLURM_GPUS_PER_NODE srun --overlap --mem=0 --gres=none --nodes=1 --ntasks=1 \
-        --nodelist="${SLURMD_NODENAME:-}" bash -c \
+    srun --overlap --mem=0 --gres=none --nodes=1 --ntasks=1 --nodelist="${SLURMD_NODENAME:-}" bash -c \
         'trap "kill -TERM $1; exit" TERM; while :; do sleep infinity & wait; done' watch $$ &>/dev/null &
 }
 

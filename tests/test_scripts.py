@@ -452,7 +452,8 @@ def test_a_signal_before_the_command_begins_is_not_lost(checkout: Path) -> None:
 SRUN = """\
 #!/usr/bin/env bash
 [[ $* == *"sleep infinity"* ]] && exit # the step that notices a preemption: see tests/slurm
-echo "srun ${*//$'\\n'/ } ($SLURM_EXPORT_ENV, total ${SLURM_GPUS:-not given})" >>"$CALLS"
+gpus=${SLURM_GPUS:-}${SLURM_GPUS_PER_NODE:-}
+echo "srun ${*//$'\\n'/ } ($SLURM_EXPORT_ENV, GPUs ${gpus:-not given})" >>"$CALLS"
 case "$*" in
     *bash\ -c\ hostname* | *bash\ -c\ ip*) echo "$ADDRESS"; exit 0 ;;
 esac
@@ -482,14 +483,16 @@ def nodes_job(checkout: Path, **variables: str) -> tuple[int, str, list[str]]:
 
 
 def test_ray_starts_on_every_node_before_the_driver(checkout: Path) -> None:
-    code, output, called = nodes_job(checkout, SLURM_EXPORT_ENV="NONE", SLURM_GPUS="8")
+    # The last is that of train.sbatch, where --gres=gpu:4 has replaced it: steps would be refused.
+    given = {"SLURM_EXPORT_ENV": "NONE", "SLURM_GPUS": "8", "SLURM_GPUS_PER_NODE": "8"}
+    code, output, called = nodes_job(checkout, **given)
     assert code == 0, output
     asked, *started, train = called
     ready, head, other = sorted(started, key=lambda call: ("srun" in call, "n2" in call))
     assert "--nodelist=n1" in asked and "hostname -I" in asked
     assert "--nodelist=n1 " in head and "--head --node-ip-address=10.0.0.1 --port=20017" in head
     assert "--nodelist=n2 " in other and "--address=10.0.0.1:20017 --num-gpus=4" in other
-    assert all(call.endswith("(ALL, total not given)") for call in (asked, head, other))
+    assert all(call.endswith("(ALL, GPUs not given)") for call in (asked, head, other))
     assert ready == "-m recipe.run.ray_ready 2 300"
     assert train.endswith("trainer.nnodes=2 trainer.n_gpus_per_node=4")
 

@@ -1,19 +1,23 @@
 """Unlikeliness reward (arXiv 2506.02355): right answers that were likely anyway earn less."""
 
+from collections.abc import Sequence
+
 import torch
 
-from recipe.algorithms.groups import Numbers, float64, group_index, group_sum
+from recipe.algorithms.groups import Numbers, float64, group_extremes, group_index, group_sum
 from recipe.algorithms.grpo import grpo
 from recipe.algorithms.registry import advantage
 
 
-@advantage(inputs=("logprobs_BT", "mask_BT"), nonnegative_rewards=True)
+@advantage(inputs=("logprobs_BT", "mask_BT", "prompts", "responses"), nonnegative_rewards=True)
 def unlikeliness(
     rewards_B: Numbers,
     group_B: Numbers,
     *,
     logprobs_BT: torch.Tensor,
     mask_BT: torch.Tensor,
+    prompts: Sequence[torch.Tensor] = (),
+    responses: Sequence[torch.Tensor] = (),
     beta: float = 0.25,
 ) -> torch.Tensor:
     """A = grpo(R'),  R'_i = R_i (1 - beta rank_i / G).
@@ -21,6 +25,8 @@ def unlikeliness(
     rank_i, from 0, counts the responses of the group of G that are less likely than i by the mean
     log-probability of their tokens (nats) under the policy that starts the step. A wrong answer
     (R = 0) stays at 0. `beta` in [0, 1]; the authors' runs use 0.25. Errors as `grpo`.
+    Equal responses to one prompt, both given as token ids, are equally likely, although their
+    computed log-probabilities differ in the last digits if they were in different micro-batches.
     A group of right answers only has a signal too; `algorithm.filter_groups` would evict it.
     Source: `ray_lean_trainer.py` of the authors' repository (AndreHe02/rewarding-unlikely-release).
     Departures: equally likely responses share a rank, so that the order of rows does not matter;
@@ -33,6 +39,25 @@ def unlikeliness(
     count_B = group_sum(torch.ones_like(rewards), index_B, groups)[index_B]
     tokens_B = mask_BT.sum(1).clamp(min=1)
     mean_B = torch.where(mask_BT, logprobs_BT, 0.0).double().sum(1) / tokens_B
+    likely_B, alike = equal_rows(index_B, prompts, responses)
+    mean_B = group_extremes(mean_B, likely_B, alike)[0][likely_B]
     same = index_B[:, None] == index_B
     rank_B = (same & (mean_B < mean_B[:, None])).sum(1)
     return grpo(rewards * (1 - beta * rank_B / count_B), group_B)
+
+
+def equal_rows(
+    index_B: torch.Tensor, prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, int]:
+    """Number the rows of a group with equal token ids alike, from 0; also return how many numbers.
+
+    Without token ids, and for empty responses, every row has its own number.
+    """
+    rows = list(zip(prompts, responses, strict=True)) or [((), ())] * len(index_B)
+    places: dict[object, int] = {}
+    numbers = []
+    for i, (group, row) in enumerate(zip(index_B.tolist(), rows, strict=True)):
+        prompt, response = (tuple(torch.as_tensor(ids).tolist()) for ids in row)
+        key = (group, prompt, response) if response else i
+        numbers.append(places.setdefault(key, len(places)))
+    return torch.tensor(numbers, dtype=torch.int64), len(places)

@@ -6,6 +6,7 @@ neither of our environments has, no critic starts (``method=ppo``, ``method=pcl`
 asks for the package trl.
 """
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ import wrapt
 def adapt(module: ModuleType) -> None:
     """Replace the function that loads the model; verl imports it at every call."""
 
+    @functools.wraps(module.load_valuehead_model)
     def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
         from transformers import AutoModelForTokenClassification
 
@@ -27,7 +29,4 @@ def adapt(module: ModuleType) -> None:
             trust_remote_code=trust_remote_code,
         )
 
-    def replaced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return load(*args, **kwargs)
-
-    wrapt.wrap_function_wrapper(module, "load_valuehead_model", replaced)
+    module.load_valuehead_model = load

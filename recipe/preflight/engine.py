@@ -139,6 +139,20 @@ ROWS = Rule(
     "the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
     "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
 )
+CRITIC_ROWS = Rule(
+    "critic.ppo_mini_batch_size {R}.n",
+    lambda s: s.critic and s.config.critic.ppo_mini_batch_size * s.rollout.n % s.ranks,
+    "the rows of the critic's mini-batch do not divide over {s.ranks} data-parallel ranks "
+    "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
+)
+CRITIC_RANKS = Rule(
+    "critic.fsdp.ulysses_sequence_parallel_size",
+    lambda s: (
+        s.facts.critic and s.config.critic.fsdp.ulysses_sequence_parallel_size != s.sequence_ranks()
+    ),
+    "the batch is distributed over the actor's {s.ranks} data-parallel ranks, and the critic's "
+    "mini-batches would have other rows. Leave the key alone: it follows the actor's.",
+)
 
 
 def odd_heads(s: Setup) -> int | None:
@@ -205,5 +219,7 @@ ENGINE: list[Check] = [
         "mini-batches of padding. Set critic.ppo_mini_batch_size to a divisor of the batch.",
     ),
     ROWS,
+    CRITIC_ROWS,
+    CRITIC_RANKS,
     micro_batches,
 ]

@@ -86,7 +86,7 @@ class ValueModel:
         batch = rows([rollouts.prompts[i] for i in sorted(first.values())], rates, self.ranks)
         tu.assign_non_tensor(
             batch,
-            global_batch_size=len(batch),
+            global_batch_size=len(rates),  # without padding, whose rows depend on the ranks
             mini_batch_size=len(batch),
             epochs=self.critic.ppo_epochs,
             seed=self.critic.data_loader_seed,

@@ -7,6 +7,7 @@ lists all replacements of foreign code.
 """
 
 import functools
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -147,7 +148,10 @@ class RecipeTrainer(SavingTrainer):
         order = training_order(batch.keys, padding, seed=seed, step=step)
         lengths = [int(tag["seq_len"]) for tag in batch.tags]
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        mini_batch = int(actor.ppo_mini_batch_size) * int(rollout.n)
+        mini_batch = int(actor.ppo_mini_batch_size)
+        if self.use_critic:  # both sizes are multiples, so a critic's has the same rows too
+            mini_batch = math.gcd(mini_batch, int(self.config.critic.ppo_mini_batch_size))
+        mini_batch *= int(rollout.n)
         shares = distribute(order, lengths, mini_batch=mini_batch, ranks=ranks)
         metrics.update(log_seqlen_unbalance(lengths, shares, prefix="global_seqlen"))
         batch.reorder([i for rows in shares for i in rows])

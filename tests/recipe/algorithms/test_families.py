@@ -65,6 +65,24 @@ def test_unlikeliness_by_hand() -> None:
     close(found, ADVANTAGES["grpo"](shaped, [5] * 4))
 
 
+def test_equal_responses_are_equally_likely() -> None:
+    """Their log-probabilities differ by rounding between micro-batches and ranks."""
+    mask_BT = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]], dtype=torch.bool)
+    logprobs_BT = torch.tensor([[-1.0, -3.0], [-1.0, -3.0], [-2.0, -2.0], [-0.5, 0.0]])
+    rows = {"prompts": [torch.tensor([7])] * 4}
+    rows["responses"] = [torch.tensor(ids) for ids in ([1, 2], [1, 2], [3, 4], [5])]
+    given = {"mask_BT": mask_BT, **rows}
+    wanted = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, logprobs_BT=logprobs_BT, **given)
+    for row in range(2):
+        computed_BT = logprobs_BT.double()
+        computed_BT[row, 0] += 1e-7
+        close(UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, logprobs_BT=computed_BT, **given), wanted)
+    # Under another prompt it is another likelihood.
+    given["prompts"] = [torch.tensor([row]) for row in range(4)]
+    found = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, logprobs_BT=computed_BT, **given)
+    assert (found - wanted).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_unlikeliness_is_the_authors_code(seed: int) -> None:
     """argsort of argsort of the mean log-probability, over the group, as ray_lean_trainer.py."""

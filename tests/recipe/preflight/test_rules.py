@@ -216,6 +216,14 @@ REFUSED += [  # verl and its engines
     ("trainer.n_gpus_per_node=3", "64 trainer.n_gpus_per_node 3"),
     # The toy's batch has 8 questions; verl would pad it to 24 for the critic's mini-batches of 3.
     (f"{PCL} critic.ppo_mini_batch_size=3", "critic.ppo_mini_batch_size=3 padding"),
+    (
+        f"{GAE} critic.enable=true critic.ppo_mini_batch_size=2 trainer.n_gpus_per_node=32",
+        "critic.ppo_mini_batch_size=2 32",
+    ),
+    (
+        f"{GAE} critic.enable=true critic.fsdp.ulysses_sequence_parallel_size=2",
+        "critic.fsdp.ulysses_sequence_parallel_size=2 follows",
+    ),
     (f"{GAE} critic.enable=true algorithm.lam=0.95", "algorithm.lam=0.95 advantage.arguments.lam"),
     ("algorithm.gamma=0.9", "algorithm.gamma=0.9 recipe.advantage.arguments.gamma"),
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),

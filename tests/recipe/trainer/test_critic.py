@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
 from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import value_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
@@ -59,6 +60,8 @@ def test_v_is_trained_on_the_pass_rates_of_the_groups() -> None:
     ]
     assert [row.item() for row in sent["returns"].unbind()] == [0.5, 1.0, 0.0, 0.0]
     assert [row.item() for row in sent["response_mask"].unbind()] == [1, 1, 1, 0]  # two ranks
+    # Three questions, so that a mean over rows has no part of the padding.
+    assert (tu.get(sent, "global_batch_size"), tu.get(sent, "mini_batch_size")) == (3, 4)
 
 
 def test_verls_loss_of_these_rows_is_half_of_the_squared_error() -> None:

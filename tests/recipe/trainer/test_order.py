@@ -35,17 +35,22 @@ def lognormal() -> Lengths:
 
 @functools.cache  # the tests compare with the same batch, and verl takes half a second for it
 def mini_batches(
-    lengths: Lengths, owner: Any = RecipeTrainer, ranks: int = 1, step: int = 1
+    lengths: Lengths, owner: Any = RecipeTrainer, ranks: int = 1, step: int = 1, critic: int = 0
 ) -> list[list[str]]:
-    """The keys of every mini-batch of a step as verl's actors get them, all ranks together."""
+    """The keys of every mini-batch of a step as verl's actors get them, all ranks together.
+
+    With `critic`, the questions of its mini-batch, as verl's critics get them.
+    """
+    mini = critic or MINI
     trainer: Any = object.__new__(RecipeTrainer)  # verl's __init__ starts half a cluster
-    trainer.global_steps, trainer.use_critic = step, False
+    trainer.global_steps, trainer.use_critic = step, bool(critic)
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     trainer.config = OmegaConf.create(
         {
             "recipe": {"seed": 42},
             "trainer": {"critic_warmup": 0},
+            "critic": {"ppo_mini_batch_size": critic},
             "actor_rollout_ref": {
                 **{"actor": {"ppo_mini_batch_size": MINI}, "rollout": {"n": ROLLOUTS}}
             },
@@ -54,10 +59,10 @@ def mini_batches(
     tags = [{"seq_len": n} for _, n in lengths]
     batch = KVBatchMeta(keys=[key for key, _ in lengths], tags=tags, partition_id="train")
     batch = owner._balance_batch(trainer, batch, {})
-    cut: list[list[str]] = [[] for _ in range(QUESTIONS // MINI)]
+    cut: list[list[str]] = [[] for _ in range(QUESTIONS // mini)]
     for part in batch.chunk(ranks):
         rows = TensorDict({"row": torch.arange(len(part))}, batch_size=len(part))
-        slices = make_iterator(rows, MINI * ROLLOUTS // ranks, 1, 7, {"shuffle": False})
+        slices = make_iterator(rows, mini * ROLLOUTS // ranks, 1, 7, {"shuffle": False})
         for keys, indices in zip(cut, slices, strict=True):
             keys += [part.keys[i] for i in indices["row"].tolist()]
     return cut
@@ -106,6 +111,14 @@ def test_a_mini_batch_holds_the_same_whole_questions_with_any_number_of_ranks(ra
         assert len(keys) == MINI * ROLLOUTS and len({group_id(key) for key in keys}) == MINI
     theirs = mini_batches(lengths, PPOTrainerSync, ranks=ranks)
     assert len({group_id(key) for key in theirs[0]}) > MINI  # negative control
+
+
+@pytest.mark.parametrize("critic", [MINI // 4, MINI, QUESTIONS])
+def test_a_critics_mini_batch_too(critic: int) -> None:
+    lengths = lognormal()
+    alone, many = (mini_batches(lengths, ranks=ranks, critic=critic) for ranks in (1, 4))
+    assert [set(keys) for keys in many] == [set(keys) for keys in alone]
+    assert {len({group_id(key) for key in keys}) for keys in alone} == {critic}
 
 
 def test_the_work_of_every_mini_batch_is_distributed_evenly() -> None:
