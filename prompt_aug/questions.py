@@ -215,16 +215,16 @@ def read_parquet(path: str | Path) -> list[Question]:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise QuestionError(
-            f"{path} is not a readable parquet file ({error}): convert it with "
-            "`python -m prompt_aug.prepare`"
+            f"{path}: not a readable parquet file ({error}). Convert it with "
+            "`python -m prompt_aug.prepare`."
         ) from error
     if missing := {"prompt", "reward_model"} - set(table.column_names):
         raise QuestionError(
-            f"{path} lacks the columns {sorted(missing)} of a verl-style file (it has "
-            f"{table.column_names}): convert it with `python -m prompt_aug.prepare`"
+            f"{path}: lacks the columns {sorted(missing)} of a verl-style file (it has "
+            f"{table.column_names}). Convert it with `python -m prompt_aug.prepare`."
         )
     if table.num_rows == 0:
-        raise QuestionError(f"{path} has no rows")
+        raise QuestionError(f"{path}: has no rows")
     questions, errors = [], []
     for number, row in enumerate(table.to_pylist()):
         try:

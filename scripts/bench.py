@@ -21,7 +21,7 @@ def summary(name: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] not in NAMES:
-        listed = "\n".join(f"{name:10}{summary(name)}" for name in NAMES)
+        listed = "\n".join(f"{name:<16}{summary(name)}" for name in NAMES)
         example = "python scripts/bench.py step --steps 6"
         parser = make_parser("python scripts/bench.py", f"{__doc__}\n{listed}", example=example)
         parser.add_argument("name", choices=NAMES, metavar="NAME", help="of a benchmark")

@@ -38,7 +38,10 @@ site_settings() {
     ulimit -l unlimited 2>/dev/null || true
     read -ra runner <<<"${RECIPE_RUNNER:-}"
     local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
-    if [[ -z $active || -n ${RECIPE_RUNNER:-} || -x .venv/bin/python ]]; then active=.venv; fi
+    # After the quick start .venv is the CPU's: an active environment with verl comes first.
+    local verl="$active/lib/python3*/site-packages/verl"
+    if [[ -z $active || -n ${RECIPE_RUNNER:-} ]] ||
+        { [[ -x .venv/bin/python ]] && ! compgen -G "$verl" >/dev/null; }; then active=.venv; fi
     bin=${RECIPE_VENV:-$active}/bin
     python=(${runner[@]+"${runner[@]}"} "$bin/python")
 }

@@ -433,9 +433,14 @@ def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry:
 
 def test_the_active_environment_is_that_of_the_jobs(checkout: Path) -> None:
     (checkout / ".venv").rename(checkout / "conda")
-    line = ["submit.sh", "--dry-run", "train", "toy"]
+    line, conda = ["submit.sh", "--dry-run", "train", "toy"], "conda/bin/python -m recipe.train toy"
     code, output = run(checkout, *line, CONDA_PREFIX="conda")
-    assert code == 0 and output.splitlines()[1].startswith("conda/bin/python -m recipe.train toy")
+    assert code == 0 and output.splitlines()[1].startswith(conda)
+    # Beside .venv, of the quick start, it needs verl: conda's base is active on many clusters.
+    write_program(checkout / ".venv" / "bin" / "python", PYTHON)
+    assert run(checkout, *line, CONDA_PREFIX="conda")[1].splitlines()[1].startswith(".venv")
+    (checkout / "conda" / "lib" / "python3.11" / "site-packages" / "verl").mkdir(parents=True)
+    assert run(checkout, *line, CONDA_PREFIX="conda")[1].splitlines()[1].startswith(conda)
     container = {"RECIPE_RUNNER": "env", "CONDA_PREFIX": "conda"}  # .venv is inside the image
     assert "env .venv/bin/python -m recipe.train toy" in run(checkout, *line, **container)[1]
 

@@ -37,7 +37,14 @@ from pydantic import Field, model_validator
 
 from eval import EvaluationError
 from prompt_aug.grading.choice import LETTERS
-from prompt_aug.prepare.sources import Columns, SourceError, complete, load_rows, read_level
+from prompt_aug.prepare.sources import (
+    IN_YAML,
+    Columns,
+    SourceError,
+    complete,
+    load_rows,
+    read_level,
+)
 from prompt_aug.questions import (
     Question,
     QuestionError,
@@ -259,9 +266,9 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
 def _from_rows(name: str, rows: Any, benchmark: Benchmark) -> list[Question]:
     given = Columns(text=benchmark.text, answer=benchmark.answer)
     try:
-        columns = complete(given, rows.column_names, name)
+        columns = complete(given, rows.column_names, name, remedy=IN_YAML)
     except SourceError as error:
-        raise EvaluationError(f"benchmark {name}: {error}") from error
+        raise EvaluationError(f"benchmark {error}") from error
     questions = []
     for number, row in enumerate(rows):
         text = str(row[str(columns.text)] or "").strip()

@@ -20,7 +20,7 @@ def load_tokenizer(model: str) -> Any:
     from huggingface_hub import constants
     from transformers import AutoTokenizer  # takes seconds
 
-    remedy = "name a model folder, or a hub id that is in the cache or can be downloaded"
+    remedy = "Name a model folder, or a hub id that is in the cache or can be downloaded."
     # Offline, the client would retry for a minute before it reads its cache. Without
     # trust_remote_code=False a tokenizer with code of its own would prompt on the terminal.
     local = Path(model).is_dir() or not hub_answers(constants.ENDPOINT)
@@ -31,11 +31,11 @@ def load_tokenizer(model: str) -> Any:
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise TokenizerError(
-            f"no tokenizer can be loaded from {model} ({why}); {remedy}"
+            f"no tokenizer can be loaded from {model} ({why}). {remedy}"
         ) from error
     if not tokenizer.encode("1", add_special_tokens=False):
         raise TokenizerError(
-            f"the tokenizer of {model} gives no token for '1': its files are lost or damaged; "
-            "copy them from the model that it comes from"
+            f"the tokenizer of {model} gives no token for '1': its files are lost or damaged. "
+            "Copy them from the model that it comes from."
         )
     return tokenizer

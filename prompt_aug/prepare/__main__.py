@@ -25,6 +25,7 @@ from prompt_aug.prepare.filters import join_rephrasings, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare.pass_rates import checked_band, read_pass_rates
 from prompt_aug.prepare.sources import (
+    IN_YAML,
     Columns,
     Numbered,
     Preset,
@@ -59,7 +60,8 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
             if part in benchmarks:
                 raise SourceError(f"two benchmarks are called {part}: write NAME={place}")
             columns, rows = Columns(text=asked.pop("text", None)), load_rows(**asked)
-            columns = complete(columns, column_names(rows), asked["source"], answer=False)
+            names, place = column_names(rows), asked["source"]
+            columns = complete(columns, names, place, answer=False, remedy=IN_YAML)
             benchmarks[part] = [question_text(row, columns) for row in rows]
     return benchmarks
 

@@ -26,6 +26,7 @@ JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasin
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
+IN_YAML = "Name the file and the column in a yaml file, `{}: COLUMN` (eval/README.md)."
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
 
@@ -151,12 +152,18 @@ def _first_cause(error: BaseException) -> str:
 
 
 def complete(
-    columns: Columns, names: Iterable[str], source: str, *, answer: bool = True
+    columns: Columns,
+    names: Iterable[str],
+    source: str,
+    *,
+    answer: bool = True,
+    remedy: str = "Name one with --{}-column.",
 ) -> Columns:
     """Return `columns` with missing ones found by the usual names. Raises SourceError.
 
     `names` are column names; those of a record (``extra_info.question``) may be listed, or else the
-    record may hold any. Without `answer` only the text is looked for.
+    record may hold any. Without `answer` only the text is looked for. `remedy` ends the
+    message; {} is text, answer or level.
     """
     present = set(names)
 
@@ -172,7 +179,7 @@ def complete(
                 return candidate
         raise SourceError(
             f"{source} has no column {' or '.join(candidates)} for the {what} (it has "
-            f"{', '.join(sorted(present))}). Name one with --{what}-column."
+            f"{', '.join(sorted(present))}). {remedy.format(what)}"
         )
 
     found = {"text": find("text", columns.text, TEXT_COLUMNS, columns.text_else), "text_else": ()}

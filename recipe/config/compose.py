@@ -203,7 +203,8 @@ def _refused(text: str, folder: Path) -> str | None:
         why = f": {one_line(error)}" if "=" in text else f". Write {text}=VALUE."
         return f"'{text}' is not an override of the form key=value{why}"
     key = override.key_or_group
-    is_group = override.package is not None or any((p / key).is_dir() for p in (folder, CONFIG))
+    places = [p / key for p in (folder, CONFIG) if (p / key).is_dir()]
+    is_group = override.package is not None or bool(places)
     if key.partition(".")[0].partition("/")[0] == "hydra":
         return f"'{text}': {ONE_RUN}"
     if override.is_delete():
@@ -217,6 +218,12 @@ def _refused(text: str, folder: Path) -> str | None:
         return f"{text}: this is the name of the chosen method. Write method={override.value()}."
     if isinstance(base().get(key), dict) and not isinstance(override.value(), dict):
         return f"{text}: {key} is a section of keys, not a value"
+    choices = sorted({path.stem for place in places for path in place.glob("*.yaml")})
+    if isinstance(choice := override.value(), str) and places and choice not in choices:
+        return (
+            f"{text}: no such file{closest(choice, choices) or '.'} Use one of "
+            f"{', '.join(choices)}, or your own {key}/{choice}.yaml in the folder of your example."
+        )
     known = key in known_keys() or is_open(key) or _is_field(key)
     return None if is_group or known else unknown_key(key)
 

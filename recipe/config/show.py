@@ -31,12 +31,12 @@ def examples_and_methods() -> str:
     """Return a line for each example, method, scale and machine, with its file's first comment."""
     lines = ["Examples: python -m recipe.train NAME"]
     lines += [
-        f"  {name:<18} {_headline(EXAMPLES / name / 'config.yaml')}" for name in example_names()
+        f"  {name:<21} {_headline(EXAMPLES / name / 'config.yaml')}" for name in example_names()
     ]
     for group in ("method", "published", "scale", "machine"):
         lines += ["", f"{group.capitalize()}: {group}=NAME with any example"]
         files = [CONFIG / group / f"{name}.yaml" for name in group_names(group)]
-        lines += [f"  {path.stem:<18} {_headline(path)}" for path in files]
+        lines += [f"  {path.stem:<21} {_headline(path)}" for path in files]
     return "\n".join(lines)
 
 

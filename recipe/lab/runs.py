@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.files import append_lines, read_json, read_lines, write_json
+from recipe.config.compose import compose_config
 from recipe.lab.experiment import Arm, Experiment, ExperimentError
 from recipe.run.environment import set_defaults
 from recipe.run.folder import RunFolder, read_metrics
@@ -27,6 +28,14 @@ from recipe.run.folder import RunFolder, read_metrics
 Lines = Mapping[tuple[str, int], dict[str, Any]]  # of a record, by arm and seed
 MODULES = {"train": "recipe.train", "export": "recipe.export", "measure": "recipe.lab.measure"}
 BIN = 5  # steps per mean in the curves on record
+
+
+def check_arm(experiment: Experiment, arm: Arm) -> None:
+    """Raise ConfigError for settings that no seed of the arm could run with."""
+    from recipe.preflight.checks import validate  # imports torch
+
+    settings = [f"recipe.toy.world={arm.world}", *arm.set]
+    validate(compose_config(f"laboratory/{experiment.name}", settings))
 
 
 def command_of(stage: str) -> list[str]:

@@ -27,7 +27,7 @@ from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.card import mechanism
 from recipe.lab.experiment import COUNTED, FIRST_COUNTED, Arm, Experiment, load_experiment
-from recipe.lab.runs import Lines, read_record, run_all
+from recipe.lab.runs import Lines, check_arm, read_record, run_all
 from recipe.run.environment import commit, set_defaults
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -144,6 +144,8 @@ def carry_out(given: argparse.Namespace) -> int:
     paths = [str(method.folder)] if method.folder else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     plans = [tried(e, method, given.arms or [e.arms[0].name], given.set) for e in experiments]
+    for plan in plans:
+        check_arm(plan, plan.arms[-1])
     failed = [_try(given, plan, method) for plan in plans]
     return int(any(failed))
 

@@ -22,8 +22,8 @@ from prompt_aug.base.files import write_text
 from recipe.errors import ConfigError
 from recipe.lab import page
 from recipe.lab.experiment import Arm, Experiment, load_experiment
-from recipe.lab.runs import Lines, read_record, run_all
-from recipe.run.environment import commit
+from recipe.lab.runs import Lines, check_arm, read_record, run_all
+from recipe.run.environment import commit, set_defaults
 
 
 def combinations(grid: Sequence[str]) -> list[tuple[str, ...]]:
@@ -71,6 +71,8 @@ def carry_out(given: argparse.Namespace) -> int:
     """Make the missing runs and write the table."""
     experiment = load_experiment(given.experiment)
     plan = planned(experiment, experiment.arm(given.arm), given.grid)
+    set_defaults(cpu=True)
+    check_arm(plan, plan.arms[0])
     record, seeds = given.out / experiment.name / "tuning.jsonl", range(1, given.seeds + 1)
     wanted = [(arm, seed) for seed in seeds for arm in plan.arms]
     failed = run_all(plan, wanted, record=record, out=given.out / plan.name, jobs=given.jobs)

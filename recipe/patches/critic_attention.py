@@ -29,4 +29,4 @@ def adapt(module: ModuleType) -> None:
             trust_remote_code=trust_remote_code,
         )
 
-    module.load_valuehead_model = load
+    module.load_valuehead_model = load  # type: ignore[attr-defined]

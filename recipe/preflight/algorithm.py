@@ -1,6 +1,7 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
 import importlib
+import warnings
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
@@ -52,8 +53,9 @@ def own_loss(s: Setup) -> Iterator[str]:
     if not s.own_loss:
         return
     # The run imports verl anyway, in the process of these checks.
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-    from verl.utils.config import omega_conf_to_dataclass
+    with warnings.catch_warnings(action="ignore"):  # of each engine that is not installed
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+        from verl.utils.config import omega_conf_to_dataclass
 
     yield from import_libraries(s)
     target = s.named("{A}.policy_loss._target_".format(**SHORT))

@@ -14,7 +14,13 @@ from prompt_aug.base import tokenizers
 from prompt_aug.base.files import read_json
 from prompt_aug.prepare.sources import command_for
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import SHOWN_ERRORS, Question, read_parquet, write_parquet
+from prompt_aug.questions import (
+    SHOWN_ERRORS,
+    Question,
+    QuestionError,
+    read_parquet,
+    write_parquet,
+)
 from prompt_aug.templates.rendering import Overlong, special_token, tag_opened_twice
 from prompt_aug.typed import shown
 from recipe.errors import ConfigError
@@ -66,7 +72,7 @@ PROMPTS: list[Check] = [
         lambda s: (
             s.reward.overlong.enable and s.reward.overlong.buffer > s.data.max_response_length
         ),
-        "every response would be punished. Set a smaller buffer.",
+        "every response would be penalized. Set a smaller buffer.",
     ),
     *table("prompts"),
 ]
@@ -93,7 +99,7 @@ def files(s: Setup) -> Iterator[str]:
     yield from found
     if s.built is None or found:
         return  # without a toy world all is read right after the checks
-    rows = {key: sum(len(read_parquet(path)) for path in own[key]) for key in SPLITS}
+    rows = {key: sum(len(read_rows(path, key)) for path in own[key]) for key in SPLITS}
     if not s.is_built(model):
         load_tokenizer(s.config)
     if s.recipe.one_question is None:
@@ -153,7 +159,8 @@ def load_tokenizer(config: DictConfig) -> Any:
     try:
         return tokenizers.load_tokenizer(config.actor_rollout_ref.model.path)
     except tokenizers.TokenizerError as error:
-        raise ConfigError(f"recipe.model_path: {error}") from error
+        path = config.actor_rollout_ref.model.path
+        raise ConfigError(f"recipe.model_path={path}: {error}") from error
 
 
 FILES: list[Check] = [files]
@@ -226,9 +233,17 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
     return report | {"verifiers": check_verifiers(config, everything)}
 
 
+def read_rows(path: str, key: str) -> list[Question]:
+    """Return the questions of a file; ConfigError with the key if they cannot be read."""
+    try:
+        return read_parquet(path)
+    except QuestionError as error:
+        raise ConfigError(f"data.{key}={error}") from error
+
+
 def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if any contains a special token."""
-    questions, count = read_parquet(path), int(config.recipe.rephrasings.count)
+    questions, count = read_rows(path, key), int(config.recipe.rephrasings.count)
     found = [
         f"row {row} (question {question.uid}): {token}"
         for row, question in enumerate(questions)

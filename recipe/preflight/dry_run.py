@@ -55,13 +55,20 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     }
     width = max(map(len, lines))
     told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
-    paths = paths_of(config.data.train_files)
-    if all(Path(path).exists() for path in paths):  # a toy world may not be made yet
-        question = read_parquet(paths[0])[0]
+    if world_is_made(config):
+        question = read_parquet(paths_of(config.data.train_files)[0])[0]
         name = (config.recipe.augment.templates or prompts.bank.names)[0]
         prompt = prompts.render(name, question.text, load_tokenizer(config), question.system)
         told += [f"first prompt, template {name}:", prompt.shown()]
     return "\n".join(told)
+
+
+def world_is_made(config: DictConfig) -> bool:
+    """Return False if the run first makes a toy world: its start model or a data file."""
+    paths = [*paths_of(config.data.train_files), *paths_of(config.data.val_files)]
+    model = Path(config.actor_rollout_ref.model.path)  # absolute if it belongs to a toy world
+    needed = [*map(Path, paths), *([model] if model.is_absolute() else [])]
+    return not config.recipe.toy.enable or all(path.exists() for path in needed)
 
 
 def method(config: DictConfig) -> str:
@@ -125,13 +132,13 @@ def questions(config: DictConfig, prompts: Prompts) -> str:
 
     Lowers ``trainer.total_training_steps`` as `prepare_data` does.
     """
-    train = [Path(p) for p in paths_of(config.data.train_files)]
-    made = [*train, *map(Path, paths_of(config.data.val_files))]
-    if config.recipe.toy.enable and not all(p.exists() for p in made):
-        if not any(p.exists() for p in train):
-            rows = toy.settings_of(config, prompts.bank).world.questions.train
-            limit_steps(config, limited(rows, Setup(config)) // config.data.train_batch_size)
-        return f"of the toy world {config.recipe.toy.world}, which the run makes first"
+    if not world_is_made(config):
+        world = f"the toy world {config.recipe.toy.world}, which the run makes first"
+        if any(Path(path).exists() for path in paths_of(config.data.train_files)):
+            return f"yours, with {world}"
+        rows = toy.settings_of(config, prompts.bank).world.questions.train
+        limit_steps(config, limited(rows, Setup(config)) // config.data.train_batch_size)
+        return f"of {world}"
     kept = config.recipe.run_dir, config.data.train_files, config.data.val_files
     with tempfile.TemporaryDirectory() as scratch:
         config.recipe.run_dir = scratch

@@ -198,7 +198,7 @@ ENGINE: list[Check] = [
     Rule(
         "{R}.expert_parallel_size {R}.tensor_model_parallel_size {R}.data_parallel_size",
         lambda s: s.rollout.expert_parallel_size not in (1, s.engine_gpus),
-        "verl wants the product of the two others. Set it to {s.engine_gpus}, or to 1.",
+        "verl requires the product of the two others. Set it to {s.engine_gpus}, or to 1.",
     ),
     Rule(
         "data.gen_batch_size data.train_batch_size",

@@ -95,9 +95,10 @@ class Setup:
         try:
             return Prompts.from_config(self.config)
         except UnknownTemplateError as error:
-            raise ConfigError(f"recipe.augment.validation_template: {error}") from error
+            key = self.named("recipe.augment.validation_template")
+            raise ConfigError(f"{key}: {error}") from error
         except BankError as error:
-            raise ConfigError(f"recipe.augment.bank: {error}") from error
+            raise ConfigError(f"{self.named('recipe.augment.bank')}: {error}") from error
 
     @property
     def bank(self) -> Bank:

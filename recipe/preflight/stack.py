@@ -50,6 +50,6 @@ STACK: list[Check] = [
     Rule(
         "{A}.ulysses_sequence_parallel_size {MODEL}.use_remove_padding",
         lambda s: s.sequence_ranks() > 1 and not s.model.use_remove_padding,
-        "verl divides packed rows alone. Set {MODEL}.use_remove_padding=true.",
+        "verl divides only packed rows. Set {MODEL}.use_remove_padding=true.",
     ),
 ]

@@ -313,3 +313,9 @@ def test_options_in_one_column_keep_their_order(
     (question,) = load_own(path).questions
     assert (question.answers, question.options) == ((letter,), ("ice", "rain", "hail"))
     assert "(A) ice\n(B) rain\n(C) hail\n" in question.text
+
+
+def test_a_file_without_the_usual_columns_names_the_yaml_file(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("q,answer\n1 + 1?,2\n")
+    with pytest.raises(EvaluationError, match=r"benchmark odd has no column .* `text: COLUMN`"):
+        load(parse_request(f"odd={tmp_path / 'odd.csv'}"), greedy=True)

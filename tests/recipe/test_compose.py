@@ -41,3 +41,4 @@ def test_a_wrong_override_is_refused_as_by_hydra(monkeypatch: pytest.MonkeyPatch
                 compose.compose_config("toy", [wrong])
             told.append(str(refused.value))
     assert told[:3] == told[3:]
+    assert told[1].startswith("method=gropo: no such file, did you mean grpo? Use one of balanced,")

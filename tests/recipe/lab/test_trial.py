@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from prompt_aug.base.errors import UsageError
+from recipe.errors import ConfigError
 from recipe.lab.card import card, mechanism
 from recipe.lab.experiment import Arm, Experiment, Measure, Mechanism
+from recipe.lab.runs import check_arm
 from recipe.lab.trial import Method, method_of, tried, written
 
 OWN = """
@@ -94,6 +96,19 @@ def test_what_cannot_be_tried_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=said):
         method_of(given)
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("optim.lr=1e-4", r"no key 'optim\.lr'"),
+        ("recipe.weights.name=nosuch", r"recipe\.weights\.name=nosuch: "),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_before_the_runs(wrong: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_arm(PLAN, Arm(name="x", world="few", set=(wrong,)))
 
 
 def test_the_method_is_the_last_arm_and_compared_with_the_first() -> None:

@@ -279,7 +279,7 @@ def test_a_model_folder_without_a_usable_tokenizer_is_refused(
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     assert list(data.model_folder(str(tmp_path))) == []
     config.actor_rollout_ref.model.path = str(tmp_path)
-    with pytest.raises(ConfigError, match=r"recipe\.model_path: .* gives no token"):
+    with pytest.raises(ConfigError, match=r"recipe\.model_path=.* gives no token"):
         data.load_tokenizer(config)
     prompted: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text: prompted.append(text) or "n")
@@ -287,7 +287,7 @@ def test_a_model_folder_without_a_usable_tokenizer_is_refused(
     own = {"auto_map": {"AutoTokenizer": ["tokens.Mine", None]}, "tokenizer_class": "Mine"}
     write_json(tmp_path / "tokenizer_config.json", own)
     (tmp_path / "tokens.py").write_text("raise SystemExit")
-    with pytest.raises(ConfigError, match=r"recipe\.model_path: no tokenizer can be loaded"):
+    with pytest.raises(ConfigError, match=r"recipe\.model_path=.*: no tokenizer can be loaded"):
         data.load_tokenizer(config)
     assert prompted == []
 

@@ -90,3 +90,16 @@ def test_the_steps_are_those_of_the_limited_questions(
     told = describe(config, Prompts.from_config(config))
     assert ("8 for training (0 too long), 2 for validation" in told) == made
     assert "steps          2\n" in told and " 64 to come" in told and "updates        1 " in told
+
+
+def test_own_questions_beside_a_toy_world_that_is_not_made_yet(
+    toy_config: Any, tmp_path: Path
+) -> None:
+    own, config = tmp_path / "own.parquet", toy_config.copy()
+    write_parquet([make_question(text="1 + 1?", answers=("2",), source="own")], own)
+    with open_dict(config):
+        config.recipe.run_dir, config.data.train_files = str(tmp_path / "run"), [str(own)]
+        config.data.val_files = [str(own)]
+        config.actor_rollout_ref.model.path = str(tmp_path / "model")
+    told = describe(config, Prompts.from_config(config))
+    assert "questions      yours, with the toy world" in told and "first prompt" not in told

@@ -307,7 +307,7 @@ REFUSED += [
         ("{MODEL}.exclude_modules=v_proj", "pattern"),
         ("{MODEL}.lora.merge=false", "{MODEL}.lora.merge=true"),
         ("{MODEL}.lora_adapter_path=x", "recipe.model_path"),
-        ("critic.model.lora_rank=8", "the actor alone"),
+        ("critic.model.lora_rank=8", "only for the actor"),
         ("{A}.strategy=fsdp", "LoRA {A}.strategy=fsdp2"),
         ("{A}.fsdp_config.model_dtype=bf16", "{A}.fsdp_config.model_dtype=fp32"),
         ("{A}.fsdp_config.model_dtype=float16", "{A}.fsdp_config.model_dtype=fp32"),
