@@ -56,8 +56,8 @@ data.val_files=['']                 data.custom_cls.path=/nowhere.py
 {A}.optim.lr=0              {A}.optim.lr=-1e-6             {A}.optim.lr=inf
 {A}.optim.lr=nan            {A}.optim.lr=fast              {A}.optim.lr=1e6
 {A}.optim.lr_warmup_steps=-2        {A}.optim.lr_warmup_steps=null   {A}.optim.clip_grad=0
-{A}.checkpoint.save_contents=null    {A}.checkpoint.load_contents=1      {A}.optim.override_optimizer_config=true
-{A}.fsdp_config.ulysses_sequence_parallel_size=nan
+{A}.checkpoint.save_contents=null   {A}.optim.override_optimizer_config=true
+{A}.checkpoint.load_contents=1      {A}.fsdp_config.ulysses_sequence_parallel_size=nan
 {A}.optim.lr_warmup_steps_ratio=2   {A}.optim.lr_scheduler_type=linear
 {A}.optim.weight_decay=-0.1         {A}.optim.betas=[0.9]            {A}.optim.betas=[0.9,1.0]
 {A}.optim.total_training_steps=500  data.tool_config_path=tools.yaml
