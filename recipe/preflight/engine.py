@@ -168,6 +168,14 @@ HEADS = Rule(
     "it does not divide the {found} attention heads of the model. Set it to a divisor.",
 )
 
+
+def odd_width(s: Setup) -> int | None:
+    """Return the model's hidden size if verl's triton kernels, which take 128 at a time, fail."""
+    shape, options = known_shape(s.recipe.model_path), s.model.fused_kernel_options
+    triton = s.model.use_fused_kernels and options.impl_backend == "triton"
+    return shape.hidden if triton and shape and shape.hidden % 128 else None
+
+
 ENGINE: list[Check] = [
     *TABLE,
     estimator,
@@ -191,6 +199,11 @@ ENGINE: list[Check] = [
         "data.max_response_length, or set recipe.rollout.joint_limit=true.",
     ),
     token_limits,
+    Rule(
+        "{MODEL}.fused_kernel_options.impl_backend",
+        odd_width,
+        "its kernels need a hidden size divisible by 128, and the model's is {found}. Set torch.",
+    ),
     same_length("prompt_length"),
     same_length("response_length"),
     # ---------------------------------------------------------------- sizes that must divide

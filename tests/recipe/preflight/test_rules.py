@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import FSDPActorConfig
 
+from prompt_aug.base.files import write_json
 from recipe.config.compose import is_open
 from recipe.config.schema import KLType
 from recipe.errors import ConfigError
@@ -26,6 +27,7 @@ from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, REJECTIONS
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.lora import LAYERS, adapted
 from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
+from recipe.preflight.shapes import known_shapes
 from recipe.preflight.stack import STACK
 from recipe.trainer import task_runner
 
@@ -510,6 +512,15 @@ def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Pa
                        (tmp_path / "run", tmp_path / "disk")):  # fmt: skip
         paths = f"recipe.run_dir={run} trainer.default_local_dir={saves}"
         assert told(toy, paths, ENGINE) == []
+
+
+def test_triton_kernels_take_the_hidden_size_in_steps_of_128(toy: Any, tmp_path: Path) -> None:
+    shape = known_shapes()["Qwen/Qwen2.5-Math-1.5B"]  # 1536
+    for hidden, found in ((1536, 0), (576, 1)):
+        write_json(tmp_path / "config.json", shape | {"hidden_size": hidden})
+        with_model = f"recipe.model_path={tmp_path} {KERNELS}"
+        assert len(told(toy, f"{with_model}triton trainer.device=cuda", ENGINE)) == found
+        assert told(toy, f"{with_model}torch", ENGINE) == []
 
 
 # ------------------------------------------------------------------------- the lists
