@@ -1,7 +1,7 @@
 """The critic computes attention as its configuration says, with or without flash-attn.
 
-verl 0.9.1 loads the model of a critic with flash_attention_2, whatever
-``critic.model.override_config.attn_implementation`` is. Without the package flash-attn, which
+verl 0.9.1 loads the model of a critic with flash_attention_2, whatever attention
+``critic.model.override_config`` names. Without the package flash-attn, which
 neither of our environments has, no critic starts (``method=ppo``, ``method=pcl``), and verl's error
 asks for the package trl.
 """

@@ -242,7 +242,7 @@ REFUSED += [  # verl and its engines
     ("{R}.expert_parallel_size=8", "{R}.expert_parallel_size=8 {R}.data_parallel_size=1"),
     ("{R}.data_parallel_size=2", "{R}.data_parallel_size=2 GPUs"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
-    ("{R}.log_prob_use_dynamic_bsz=true", "{R}.log_prob_use_dynamic_bsz=true alike"),
+    ("{R}.log_prob_use_dynamic_bsz=true", "{R}.log_prob_use_dynamic_bsz=true equal"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
     ("{A}.fsdp_config.ulysses_sequence_parallel_size=2", "{A}.fsdp_config.ulysses flash"),
     ("critic.ulysses_sequence_parallel_size=2", "critic.fsdp.ulysses_sequence_parallel_size"),
