@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recipe.algorithms.groups import Numbers, float64, group_extremes, group_index, group_sum
+from recipe.algorithms.groups import Numbers, float64, group_index, group_sum
 from recipe.algorithms.grpo import grpo
 from recipe.algorithms.registry import advantage
 
@@ -39,25 +39,11 @@ def unlikeliness(
     count_B = group_sum(torch.ones_like(rewards), index_B, groups)[index_B]
     tokens_B = mask_BT.sum(1).clamp(min=1)
     mean_B = torch.where(mask_BT, logprobs_BT, 0.0).double().sum(1) / tokens_B
-    likely_B, alike = equal_rows(index_B, prompts, responses)
-    mean_B = group_extremes(mean_B, likely_B, alike)[0][likely_B]
+    ids = zip(prompts, responses, strict=True)
+    keys = [(tuple(p.tolist()), tuple(r.tolist())) for p, r in ids] or range(len(mean_B))
+    first: dict[object, int] = {}
+    first_B = torch.tensor([first.setdefault(key, i) for i, key in enumerate(keys)])
+    mean_B = mean_B.scatter_reduce(0, first_B, mean_B, "amin")[first_B]
     same = index_B[:, None] == index_B
     rank_B = (same & (mean_B < mean_B[:, None])).sum(1)
     return grpo(rewards * (1 - beta * rank_B / count_B), group_B)
-
-
-def equal_rows(
-    index_B: torch.Tensor, prompts: Sequence[torch.Tensor], responses: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, int]:
-    """Number the rows of a group with equal token ids alike, from 0; also return how many numbers.
-
-    Without token ids, and for empty responses, every row has its own number.
-    """
-    rows = list(zip(prompts, responses, strict=True)) or [((), ())] * len(index_B)
-    places: dict[object, int] = {}
-    numbers = []
-    for i, (group, row) in enumerate(zip(index_B.tolist(), rows, strict=True)):
-        prompt, response = (tuple(torch.as_tensor(ids).tolist()) for ids in row)
-        key = (group, prompt, response) if response else i
-        numbers.append(places.setdefault(key, len(places)))
-    return torch.tensor(numbers, dtype=torch.int64), len(places)
