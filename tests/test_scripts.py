@@ -393,6 +393,9 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     ]
     asked = ["--benchmark", "amc", "--steps", "0", "50", "--samples", "4"]
     code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *asked)
+    assert code == 1 and "runs/x: no such run folder" in output
+    (checkout / "runs" / "x").mkdir(parents=True)
+    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *asked)
     assert [line.split(maxsplit=2)[2].strip() for line in output.splitlines()[1:]] == [
         "recipe.export runs/x --steps 0 50",
         f"eval.sweep runs/x {' '.join(asked)}",
