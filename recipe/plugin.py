@@ -2,10 +2,10 @@
 
 Every process loads it, engine processes too, so its imports must stay light. It separates the
 weight sockets of two runs on one machine, computes log-probabilities in float32 without flash-attn,
-loads critics without it and draws their heads from the seed, sends LoRA weights in float32, and
-with ``VERL_PLATFORM=cpu`` makes verl run on a CPU. verl swallows exceptions of an entry point. So
-`recipe.train` also names this module in ``VERL_USE_EXTERNAL_MODULES``, where an exception stops the
-process with a traceback, and `recipe.doctor` imports it separately.
+loads critics without it, sends LoRA weights in float32, draws critics' heads and adapters from the
+seed, and with ``VERL_PLATFORM=cpu`` makes verl run on a CPU. verl swallows exceptions of an entry
+point. So `recipe.train` also names this module in ``VERL_USE_EXTERNAL_MODULES``, where an exception
+stops the process with a traceback, and `recipe.doctor` imports it separately.
 """
 
 from recipe.patches import (
@@ -13,7 +13,7 @@ from recipe.patches import (
     critic_attention,  # noqa: F401  (hooks into verl when imported)
     logprobs,  # noqa: F401  (hooks into verl when imported)
     lora_weights,  # noqa: F401  (hooks into verl when imported)
-    value_head,  # noqa: F401  (hooks into verl when imported)
+    seeds,  # noqa: F401  (hooks into verl when imported)
     weight_socket,  # noqa: F401  (hooks into verl when imported)
 )
 

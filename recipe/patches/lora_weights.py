@@ -1,29 +1,20 @@
-"""LoRA: weights for the engine in the actor's precision, float32, and an adapter from the seed.
+"""LoRA: weights for the engine in the actor's precision, float32.
 
 With ``lora.merge=true`` verl 0.9.1 adds the adapter to the weights and casts each to bfloat16. An
 engine in float32 then samples with other weights than the actor's, and a small adapter may vanish
 by rounding. Without LoRA verl sends float32, and every engine casts to its own dtype, as here.
-
-verl draws the adapter's A from an unseeded generator, so that two runs with one seed would differ
-from the first step. Here `actor_rollout_ref.actor.fsdp_config.seed` draws it.
 """
 
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import torch
 import wrapt
 
 
 @wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
 def adapt(module: ModuleType) -> None:
-    """Replace the generator of merged weights by one that does not cast; seed the adapter."""
-
-    def seeded(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Any:
-        with torch.random.fork_rng(devices=[]):  # verl builds the model on the CPU
-            torch.manual_seed(engine.engine_config.seed)
-            return wrapped(*args, **kwargs)
+    """Replace the generator of merged weights by one that does not cast."""
 
     def merged(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         try:
@@ -40,4 +31,3 @@ def adapt(module: ModuleType) -> None:
                 module.offload_fsdp_model_to_cpu(engine.module)
 
     wrapt.wrap_function_wrapper(module, "FSDPEngine._merged_lora_per_tensor_param", merged)
-    wrapt.wrap_function_wrapper(module, "FSDPEngine._build_lora_module", seeded)

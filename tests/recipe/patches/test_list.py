@@ -21,7 +21,7 @@ PATCHES = {
     "logprobs.adapt": "test_logprobs.py::test_verls_own_is_still_coarse",
     "lora_weights.adapt": "test_lora_weights.py::test_verls_own_are_still_bfloat16",
     "critic_attention.adapt": "test_critic_attention.py::test_verl_still_fixes_the_attention",
-    "value_head.adapt": "test_value_head.py::test_verls_own_is_still_without_a_seed",
+    "seeds.adapt": "test_seeds.py::test_verls_own_is_still_without_a_seed",
     "cpu.cpu_platform.PlatformCPU": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_process_group": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_vllm_version": "test_cpu.py::test_a_gap_of_verl_is_still_open",

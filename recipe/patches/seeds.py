@@ -1,8 +1,8 @@
-"""A critic's value head from the seed.
+"""Random weights that are added to the start model, drawn from the seed.
 
-verl adds a head of random weights to the start model and draws it from an unseeded generator, so
-that two runs with one seed would have other values, and with PPO other advantages, from the first
-step. Here the engine's seed draws it: ``critic.fsdp.seed``, by default ``recipe.seed``.
+verl draws a critic's value head and LoRA's A from an unseeded generator. Two runs with one seed
+would differ from the first step. Here the engine's seed draws them:
+`actor_rollout_ref.actor.fsdp_config.seed` and `critic.fsdp.seed`, by default `recipe.seed`.
 """
 
 from types import ModuleType
@@ -14,7 +14,7 @@ import wrapt
 
 @wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
 def adapt(module: ModuleType) -> None:
-    """Seed the generator while verl's engine loads a model."""
+    """Seed the generator while verl's engine loads a model and while it adds an adapter."""
 
     def seeded(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Any:
         with torch.random.fork_rng(devices=[]):  # verl builds the model on the CPU
@@ -22,3 +22,4 @@ def adapt(module: ModuleType) -> None:
             return wrapped(*args, **kwargs)
 
     wrapt.wrap_function_wrapper(module, "FSDPEngine._build_module", seeded)
+    wrapt.wrap_function_wrapper(module, "FSDPEngine._build_lora_module", seeded)
