@@ -27,7 +27,6 @@ from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, write_json, write_text
-from prompt_aug.questions import VALIDATION
 from recipe.run.folder import EvaluationFolder
 
 GRADING = ("extraction:", "tolerance:", "verifiers:")  # settings of the grading
@@ -47,7 +46,7 @@ class Side(Scored):
     @property
     def picked_by(self) -> str | None:
         """The validation questions by which a checkpoint of its run was picked."""
-        return self.selection["benchmark"] if self.selection.get("kind") == VALIDATION else None
+        return self.selection.validated_by if self.selection else None
 
 
 class Answered(NamedTuple):

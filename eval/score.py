@@ -10,9 +10,10 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationInfo, field_validator
 
 from eval import EvaluationError, metrics
 from eval.command import run_command
@@ -28,7 +29,9 @@ from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
 from prompt_aug.grading.choice import LETTERS, chosen
 from prompt_aug.grading.extract import extract
 from prompt_aug.prompts import Prompts
+from prompt_aug.questions import VALIDATION
 from prompt_aug.templates import Template
+from prompt_aug.typed import Record, Text, read_typed
 from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
 from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
@@ -148,6 +151,28 @@ def order_of(questions: Lines) -> str:
     return hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
 
 
+class Selection(Record):
+    """The checkpoint that eval.selection picked; `scores` are the accuracies by step."""
+
+    step: int
+    benchmark: Text
+    kind: Literal["test", "validation"]  # whether its questions were held out for validation
+    reason: str  # why they were not
+    scores: dict[str, float]
+
+    @field_validator("scores")
+    @classmethod
+    def _has_step(cls, scores: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if str(step := info.data.get("step")) not in scores:
+            raise ValueError(f"has no score of step {step}. Run `python -m eval.selection` again.")
+        return scores
+
+    @property
+    def validated_by(self) -> str | None:
+        """The benchmark, if it is a validation split."""
+        return self.benchmark if self.kind == VALIDATION else None
+
+
 @dataclass(frozen=True)
 class Scored:
     """A scored checkpoint. `record` is its scores.json."""
@@ -160,10 +185,10 @@ class Scored:
         return self.record["benchmarks"]
 
     @property
-    def selection(self) -> Mapping[str, Any]:
-        """The result of eval.selection under these settings; empty without one."""
+    def selection(self) -> Selection | None:
+        """The result of eval.selection under these settings."""
         path = self.folder.selection
-        return read_json(path) if path.exists() else {}
+        return read_typed(path, Selection, EvaluationError) if path.exists() else None
 
     def questions(self, benchmark: str) -> Lines:
         """Return the questions of its `question_means`, in their order.

@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from eval import EvaluationError
 from eval.command import add_settings, run_command, text
 from eval.report.data import asked_differently, scored_steps
+from eval.score import Selection
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
@@ -40,7 +40,7 @@ def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> st
 
 def pick_checkpoint(
     run: Path, benchmark: str, settings: str | None = None, on_test_set: bool = False
-) -> dict[str, Any]:
+) -> Selection:
     """Write selection.json beside the evaluation's settings, and return it."""
     scored, entries = scored_steps(run, settings), {}
     for step, one in scored.items():
@@ -61,23 +61,23 @@ def pick_checkpoint(
             "out with `python -m prompt_aug.prepare ... --validation N`, or add --on-test-set: the "
             "report then marks the result"
         )
-    record = {
-        "step": min(scores, key=lambda step: (-scores[step], step)),  # the earliest of equal ones
-        "benchmark": benchmark,
-        "kind": "test" if reason else VALIDATION,
-        "reason": reason,
-        "scores": {str(step): score for step, score in scores.items()},
-    }
-    write_json(last.selection, record)
-    return record
+    picked = Selection(
+        step=min(scores, key=lambda step: (-scores[step], step)),  # the earliest of equal ones
+        benchmark=benchmark,
+        kind="test" if reason else "validation",
+        reason=reason,
+        scores={str(step): score for step, score in scores.items()},
+    )
+    write_json(last.selection, picked.model_dump())
+    return picked
 
 
 def _select(options: argparse.Namespace) -> None:
-    record = pick_checkpoint(options.run, options.benchmark, options.settings, options.on_test_set)
-    for step, score in record["scores"].items():
-        print(f"step {step}: {score:.4f}{'  <- picked' * (int(step) == record['step'])}")
-    if record["kind"] != VALIDATION:
-        print(f"warning: picked on a test set ({record['reason']}); its score there is too high")
+    picked = pick_checkpoint(options.run, options.benchmark, options.settings, options.on_test_set)
+    for step, score in picked.scores.items():
+        print(f"step {step}: {score:.4f}{'  <- picked' * (int(step) == picked.step)}")
+    if picked.kind == "test":
+        print(f"warning: picked on a test set ({picked.reason}); its score there is too high")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -35,6 +35,7 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
+from recipe.run.ending import state_of
 from recipe.run.evaluation import DType
 from recipe.run.folder import RunFolder, read_config, select
 
@@ -222,6 +223,7 @@ def _follow(
     last = select(read_config(run), "trainer.total_training_steps")
     if options.watch and not isinstance(last, int):
         raise EvaluationError(f"{run}: trainer.total_training_steps={last}: not a number")
+    said = ""
     while True:
         if options.watch:
             # The export has its own lock and skips what is done. It may fail while a step is saved.
@@ -237,6 +239,12 @@ def _follow(
         work(evaluation, checkpoints, session, cache)
         if not options.watch or any(checkpoint.step == last for checkpoint in checkpoints):
             return
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        state = state_of(RunFolder(run), done=False, begun=bool(steps))
+        note = f"waiting for step {last}: evaluated: {steps}; the training is {state}"
+        if note != said:  # no end: the training may be requeued, or run where its lock is not seen
+            print(note if state == "running" else f"{note}. Its command continues it.", flush=True)
+        said = note
         time.sleep(WATCH_SECONDS)
 
 

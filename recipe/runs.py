@@ -24,8 +24,8 @@ import yaml
 
 from prompt_aug.base.commands import existing, in_columns, make_parser, run
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import FileError, is_held, read_json
 from prompt_aug.base.progress import duration
+from recipe.run.ending import state_of
 from recipe.run.folder import RunFolder, read_metrics
 
 HEADER = ("run", "step", "age", "state", "held out", "training", "disk")
@@ -68,7 +68,7 @@ def look(path: Path, name: str) -> Row:
         step=step,
         steps=steps,
         age=time.time() - folder.metrics.stat().st_mtime if lines else None,
-        state=_state(folder, done=steps is not None and step >= steps, begun=bool(lines)),
+        state=state_of(folder, done=steps is not None and step >= steps, begun=bool(lines)),
         held_out=_held_out(lines),
         training=lines[-1].get("train/accuracy") if lines else None,
         disk=disk_use(path),
@@ -81,22 +81,6 @@ def _steps(folder: RunFolder) -> int | None:
         return int(config["trainer"]["total_training_steps"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
-
-
-def _state(folder: RunFolder, *, done: bool, begun: bool) -> str:
-    if is_held(folder.root):
-        return "running"
-    try:
-        code = read_json(folder.end)["code"]
-    except (FileError, KeyError, TypeError):  # ended by a signal, or by an older version
-        code = None
-    if code == 1:
-        return "failed"
-    if done:
-        return "done"
-    if code is not None:
-        return "stopped"
-    return "killed" if folder.start.exists() else "stopped" if begun else "ready"
 
 
 def _held_out(lines: list[dict[str, Any]]) -> float | None:

@@ -125,10 +125,10 @@ def model_card(checkpoint: Evaluated) -> str:
 def _picked(checkpoint: Evaluated) -> str:
     """Return a sentence about the score that picked this step; "" for any other step."""
     selection = checkpoint.selection
-    if selection.get("step") != checkpoint.step:
+    if selection is None or selection.step != checkpoint.step:
         return ""
-    named = f" The step was picked by its score on {selection['benchmark']}"
-    return named + (", which is too high." if selection["kind"] == "test" else ".")
+    named = f" The step was picked by its score on {selection.benchmark}"
+    return named + (", which is too high." if selection.kind == "test" else ".")
 
 
 def _license(card: Path) -> str | None:

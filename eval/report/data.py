@@ -13,10 +13,9 @@ from typing import Any
 from eval import EvaluationError, metrics
 from eval.checkpoints import has_changed
 from eval.metrics import Difference, paired
-from eval.score import Scored, require_one_grader
+from eval.score import Scored, Selection, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.files import MissingFileError, read_json, read_text
-from prompt_aug.questions import VALIDATION
 from prompt_aug.typed import parse_yaml
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
 
@@ -48,7 +47,7 @@ class RunData:
     metrics: Sequence[Mapping[str, Any]]
     rows: Sequence[CheckpointRow]
     date: str | None = None
-    selection: Mapping[str, Any] = field(default_factory=dict)
+    selection: Selection | None = None
     notes: list[str] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
@@ -66,7 +65,7 @@ class RunData:
     @property
     def result(self) -> CheckpointRow:
         """The checkpoint that represents the run: the picked one, or the last. Needs `rows`."""
-        step = self.selection.get("step", self.rows[-1].step)
+        step = self.selection.step if self.selection else self.rows[-1].step
         return next(row for row in self.rows if row.step == step)
 
     @property
@@ -108,11 +107,11 @@ def collect(run: Path, settings: str | None = None) -> RunData:
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
             "report; train first, then `python -m eval.sweep`"
         )
-    selection = scored[max(scored)].selection if scored else {}
+    selection = scored[max(scored)].selection if scored else None
     if selection:
-        name = selection["benchmark"]
+        name = selection.benchmark
         now = {str(s): one.benchmarks.get(name, {}).get("accuracy") for s, one in scored.items()}
-        if now != selection["scores"]:
+        if now != selection.scores:
             raise EvaluationError(
                 f"{scored[max(scored)].folder.selection}: the scores have changed since this "
                 "selection. Run `python -m eval.selection` again, or delete the file"
@@ -131,7 +130,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
 
 
 def checkpoint_rows(
-    scored: Mapping[int, Scored], notes: list[str], selection: Mapping[str, Any]
+    scored: Mapping[int, Scored], notes: list[str], selection: Selection | None
 ) -> list[CheckpointRow]:
     """Return a row per step, over the benchmarks that all steps have.
 
@@ -146,8 +145,8 @@ def checkpoint_rows(
         raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
     last = scored[max(scored)].benchmarks
     names = [name for name in last if name in common]
-    if selection.get("kind") == VALIDATION and len(names) > 1:
-        names.remove(selection["benchmark"])
+    if selection and selection.validated_by in names and len(names) > 1:
+        names.remove(selection.benchmark)
     if 0 not in scored:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
     rows = []
@@ -222,7 +221,7 @@ def summary(data: RunData) -> dict[str, Any]:
         "seed": select(data.config, "recipe.seed"),
         "wall_seconds": data.last("train/wall_seconds"),
         "evaluation": dict(data.eval_settings),
-        "selection": dict(data.selection) or None,
+        "selection": data.selection and data.selection.model_dump(),
         "notes": list(data.notes),
     }
 

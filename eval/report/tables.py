@@ -16,7 +16,6 @@ from eval.report.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.files import read_text
 from prompt_aug.base.progress import duration
-from prompt_aug.questions import VALIDATION
 from recipe.run.folder import select
 
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")  # shown on the page
@@ -139,7 +138,7 @@ def checkpoint_table(data: RunData) -> Table:
         no_answer, truncated, tokens = np.average(known, axis=0, weights=weights)
         name = "start (step 0)" if row.step == 0 else f"step {row.step}"
         table.append([
-            name + " *" * (data.selection.get("step") == row.step),
+            name + " *" * (data.selection is not None and data.selection.step == row.step),
             *map(share, entries), *[share(row.total)] * several, change(row.gain),
             p_value(row.gain), percent(no_answer), percent(truncated),
             "-" if np.isnan(tokens) else f"{tokens:.0f}",
@@ -255,8 +254,8 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
     if data.rows:
         first, result = data.rows[0], data.result
         facts[step_name(first.step)] = share(first.total) + " %"
-        if data.selection.get("kind") == "test":
-            facts["picked on"] = f"TEST SET {data.selection['benchmark']}"
+        if data.selection and data.selection.kind == "test":
+            facts["picked on"] = f"TEST SET {data.selection.benchmark}"
         facts[step_name(result.step)] = share(result.total) + " %"
         if result.gain is not None:
             facts["gain, paired"] = change(result.gain) + " points"
@@ -273,13 +272,13 @@ def chosen(data: RunData) -> str:
     picked = data.selection
     if not picked:
         return "The last checkpoint is the result. No checkpoint was picked by these scores."
-    step, name = picked["step"], picked["benchmark"]
-    if picked["kind"] != VALIDATION:
+    step, name = picked.step, picked.benchmark
+    if picked.kind == "test":
         return (
             f"PICKED ON A TEST SET: step {step} has the best score of all checkpoints on {name}, "
-            f"so its score there is too high. ({picked['reason']})"
+            f"so its score there is too high. ({picked.reason})"
         )
-    score = percent(picked["scores"][str(step)])
+    score = percent(picked.scores[str(step)])
     return (
         f"The result is step {step}, picked by its {score} % on {name}. These questions were held "
         "out of the training data; they are no benchmark and not part of any average here."

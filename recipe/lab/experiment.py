@@ -15,6 +15,7 @@ from recipe.toy.world import load_world
 FOLDER = EXAMPLES / "laboratory"
 FIRST_COUNTED = 1000  # the first counted seed; pilot seeds are smaller
 COUNTED = 20  # maximum number of seeds of an arm
+COMPARED = 9  # maximum number of arms in `compare`: the colors of a picture
 Pair = Annotated[Several[Text], Field(min_length=2, max_length=2)]
 
 
@@ -113,6 +114,11 @@ class Experiment(Record):
         of_mechanism = (wanted.arm, *(wanted.minus or ())[:1]) if wanted else ()
         for name in (*of_mechanism, *(name for pair in self.compare for name in pair)):
             self.arm(name)
+        if len(compared := {name for pair in self.compare for name in pair}) > COMPARED:
+            raise ValueError(
+                f"compare={shown(sorted(compared))}: {len(compared)} arms, and pictures have "
+                f"{COMPARED} colors. Leave out some pairs."
+            )
         if self.steps % self.save_every:
             raise ValueError(
                 f"steps={self.steps}: not a multiple of save_every={self.save_every}, so the last "

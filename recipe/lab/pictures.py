@@ -17,7 +17,7 @@ from recipe.lab.runs import BIN, Lines, by_seed
 
 Curve = list[tuple[float, float]]  # step, value
 FEW = 10  # seeds
-COLOURS = (
+COLOURS = (  # of `experiment.COMPARED` arms
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"),
     *("#56B4E9", "#444444", "#882255", "#999933"),
 )
@@ -33,7 +33,7 @@ LABELS = {  # title and y label of the keys of metrics.jsonl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A PNG; `curves` has a curve of each run by arm, of at most `len(COLOURS)` arms."""
+    """A PNG; `curves` has a curve of each run by arm."""
 
     file: str
     title: str
@@ -51,7 +51,7 @@ def pictures(experiment: Experiment, lines: Lines) -> list[Picture]:
     made = []
     for key in (*held_out(experiment), *experiment.curves):
         found = trajectories(experiment, lines, key)
-        shown = [name for name in by_comparison(experiment) if name in found][: len(COLOURS)]
+        shown = [name for name in by_comparison(experiment) if name in found]
         if not shown:
             continue
         template, _, figure = key.partition(" ")

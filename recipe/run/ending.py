@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import write_json, write_text
+from prompt_aug.base.files import FileError, is_held, read_json, write_json, write_text
 from recipe.run import checkpoints, folder
 from recipe.run.console import RAY_PREFIX
 
@@ -30,6 +30,23 @@ def record(run: folder.RunFolder, code: int, told: str) -> None:
     """Write logs/end.json. A killed run has none, because every start deletes it."""
     with contextlib.suppress(OSError):  # a full disk, which `told` is about
         write_json(run.end, {"code": code, "told": told})
+
+
+def state_of(run: folder.RunFolder, *, done: bool, begun: bool) -> str:
+    """Return the state, one of those in `recipe.runs`, of a run with all (`done`) or some steps."""
+    if is_held(run.root):
+        return "running"
+    try:
+        code = read_json(run.end)["code"]
+    except (FileError, KeyError, TypeError):  # ended by a signal, or by an older version
+        code = None
+    if code == 1:
+        return "failed"
+    if done:
+        return "done"
+    if code is not None:
+        return "stopped"
+    return "killed" if run.start.exists() else "stopped" if begun else "ready"
 
 
 def own_words(error: BaseException) -> str:

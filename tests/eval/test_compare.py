@@ -78,7 +78,7 @@ def test_an_interrupted_sweep_is_no_comparison(
 def test_questions_that_picked_a_checkpoint_are_left_out(
     sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = {"benchmark": "y", "kind": VALIDATION, "step": 2}
+    record = {"benchmark": "y", "kind": VALIDATION, "step": 2, "reason": "", "scores": {"2": 1.0}}
     write_json(EvaluationFolder(sides[1]).selection, record)
     assert main([*map(str, sides)]) == 0
     said = capsys.readouterr().out

@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
     assert [row.total.accuracy for row in collect(run).rows] == [0.25, 0.5, 0.625, 0.625]
     record = pick_checkpoint(run, "held")
-    assert (record["step"], record["kind"], record["reason"]) == (10, VALIDATION, "")
+    assert (record.step, record.kind, record.reason) == (10, VALIDATION, "")
     data = collect(run)
     assert data.result.step == 10 and list(data.result.benchmarks) == ["math500"]
     assert [row.total.accuracy for row in data.rows] == [0.25, 0.25, 0.5, 0.75]
@@ -51,6 +51,19 @@ def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
     assert ("after step 10", "25.0 ±25.0 %") in headline(data, summary(data))
     write_checkpoint(run / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
     with pytest.raises(EvaluationError, match=r"eval\.selection"):  # the scores have changed
+        collect(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [("step", 7, "scores"), ("kind", "best", "kind"), ("scores", 1, "scores")],
+)
+def test_an_edited_selection_is_one_message(run: Path, key: str, value: object, named: str) -> None:
+    pick_checkpoint(run, "held")
+    (path,) = run.rglob("selection.json")
+    with changing(path) as record:
+        record[key] = value
+    with pytest.raises(EvaluationError, match=rf"selection\.json: {named}"):
         collect(run)
 
 
@@ -63,7 +76,7 @@ def test_scores_of_other_weights_than_the_exported_ones_are_left_out(run: Path) 
     data = collect(run)
     assert [row.step for row in data.rows] == [0, 20, 30]
     assert [note for note in data.notes if "s/step_10" in note]
-    assert pick_checkpoint(run, "held")["step"] == 20
+    assert pick_checkpoint(run, "held").step == 20
 
 
 @pytest.mark.parametrize("change", [{"extraction": "strict"}, {"questions": 2}])

@@ -222,7 +222,10 @@ def test_models_are_evaluated_side_by_side_if_their_names_differ(
 
 
 def test_watch_evaluates_each_export_until_the_last_step(
-    run: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     later = run / "hf" / "step_3"
     later.rename(run / "not_yet")
@@ -230,13 +233,15 @@ def test_watch_evaluates_each_export_until_the_last_step(
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
-        (run / "not_yet").rename(later)
+        if len(waited) == 2:
+            (run / "not_yet").rename(later)
 
     exported: list[list[str]] = []
-    monkeypatch.setattr(sweep.time, "sleep", wait)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=wait))
     export = SimpleNamespace(run=lambda command, **_: exported.append(command))
     monkeypatch.setattr(sweep, "subprocess", export)
     assert sweep.main([str(run), "--watch"]) == 0
-    assert len(waited) == 1 and engine.starts == 1
+    assert len(waited) == 2 and engine.starts == 1
+    assert capsys.readouterr().out.count("; the training is stopped. Its command continues") == 1
     assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
-    assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 2
+    assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3

@@ -45,6 +45,9 @@ def test_arms_that_decide_have_all_seeds() -> None:
     assert experiment.seeds(kl, 2) == [1000, 1001]
 
 
+TEN = ["kl", *"abcdefghi"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -60,6 +63,13 @@ def test_arms_that_decide_have_all_seeds() -> None:
         ),
         ({"compare": [["kl"]]}, r"compare\[0\]=\[kl\]: should have at least 2"),
         ({"compare": [["kl"] * 3]}, r"compare\[0\]=.*: should have at most 2"),
+        (
+            {
+                "arms": {n: {"world": "sums"} for n in TEN},
+                "compare": [TEN[i:][:2] for i in range(9)],
+            },
+            "10 arms, and pictures have 9 colors",
+        ),
         ({"steps": 25}, "steps=25: not a multiple of save_every=10"),
         ({"compare": [["kl", "rloo"]]}, "no arm rloo; it has grpo, kl"),
         ({"arms": None}, "arms: not set"),
