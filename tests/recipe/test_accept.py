@@ -1,6 +1,7 @@
 """The acceptance run's stages: each on its own, and what depends on one that failed."""
 
 import contextlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,6 +137,23 @@ def test_every_stage_needs_only_earlier_ones_and_three_methods_are_trained(cpu: 
         assert set(stage.needs) <= set(names[:place])
     trained = [name for name in names if name.startswith("train")]
     assert trained == ["train prompt_aug", "train ta_grpo", "train cw_grpo"]
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_weights_are_checked_in_both_runners_of_vllm(cpu: bool) -> None:
+    """A CPU has V1 alone. The last step of both trainings begins with updated weights."""
+    made = {stage.name: stage for stage in stages(Path("/x"), cpu)}
+    variable = "VLLM_USE_V2_MODEL_RUNNER=1"
+    in_second = [name for name, stage in made.items() if variable in stage.command]
+    assert in_second == ([] if cpu else ["train cw_grpo"])
+    for method in ("prompt_aug", "cw_grpo"):
+        command = made[f"train {method}"].command
+        assert set(accept.MOVING) < set(command)
+        assert "trainer.total_training_steps=2" in command
+        assert made[f"weights {method}"].needs == (f"train {method}",)
+    program = "import os; print(os.environ['VLLM_USE_V2_MODEL_RUNNER'])"
+    command = [*accept.IN_SECOND_RUNNER, *python(program)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1\n"
 
 
 def test_both_dtypes_are_exported_each_of_a_run_of_its_own() -> None:

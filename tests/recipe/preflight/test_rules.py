@@ -181,6 +181,8 @@ ACTOR_TOKENS, TOKENS = "{A}.ppo_max_token_len_per_gpu", "log_prob_max_token_len_
 HALVES = f"{DYNAMIC} {{REF}}.log_prob_use_dynamic_bsz=true"
 HALVES += f" {ACTOR_TOKENS}=120 {{R}}.{TOKENS}=120 {{REF}}.{TOKENS}=120"
 REF_ULYSSES = "{REF}.fsdp_config.ulysses_sequence_parallel_size=2"
+RANKS = "{R}.data_parallel_size=2 trainer.n_gpus_per_node=2"  # of one engine
+RANKS += " {A}.ppo_micro_batch_size_per_gpu=32 {R}.log_prob_micro_batch_size_per_gpu=64"
 TWO_GPUS = "trainer.n_gpus_per_node=2 {A}.use_kl_loss=true {A}.ppo_micro_batch_size_per_gpu=32"
 TWO_GPUS += " {R}.log_prob_micro_batch_size_per_gpu=64 {REF}.log_prob_micro_batch_size_per_gpu=128"
 FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
@@ -241,6 +243,12 @@ REFUSED += [  # verl and its engines
     ("algorithm.adv_estimator=opo", "recipe.advantage.name=verl:opo."),
     ("{R}.expert_parallel_size=8", "{R}.expert_parallel_size=8 {R}.data_parallel_size=1"),
     ("{R}.data_parallel_size=2", "{R}.data_parallel_size=2 GPUs"),
+    # vLLM's ranks draw with one seed; the toy has request seeds.
+    (
+        f"{RANKS} recipe.rollout.request_seeds=false",
+        "{R}.data_parallel_size=2 recipe.rollout.request_seeds=true",
+    ),
+    (f"{RANKS} {{R}}.val_kwargs.n=8", "{R}.data_parallel_size=2 {R}.val_kwargs.n=8"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
     ("{R}.log_prob_use_dynamic_bsz=true", "{R}.log_prob_use_dynamic_bsz=true equal"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
@@ -258,6 +266,7 @@ REFUSED += [  # verl and its engines
 ]
 ALLOWED_ENGINE = [
     "",
+    RANKS,
     "{R}.max_model_len=240",
     "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=1",
     "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
