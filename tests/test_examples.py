@@ -73,8 +73,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{TEMPLATES: None, KL: False, f"{ROLLOUT}.temperature": 1.0},
     },
     "grpo": {KL: True, f"{ACTOR}.kl_loss_coef": 0.001, f"{ROLLOUT}.temperature": 1.0},
-    "one_shot": {f"{ROLLOUT}.temperature": 0.6, ENTROPY: 0.001},
+    "one_shot": {
+        **{f"{ROLLOUT}.temperature": 0.6, ENTROPY: 0.001, TEMPLATES: ["one-shot"]},
+        **{"recipe.augment.bank": "papers", "recipe.reward.extraction": "strict"},
+    },
     "dr_grpo": {SCALE: 3072, "data.max_response_length": 3072},
+    "hapo scale=open_rs": {"recipe.history.weight": 1.0, "recipe.reward.format_weight": 0.0},
 }
 SIZE_KEYS = (
     *("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n"),
@@ -165,7 +169,8 @@ PUBLISHED = {
         *TOY["one_shot"],
         *("data.train_files", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.entropy_checkpointing"),
         f"{ACTOR}.fsdp_config.entropy_checkpointing",  # verl copies it
-        *(f"{ROLLOUT}.temperature", STEPS),
+        *(f"{ROLLOUT}.temperature", STEPS, TEMPLATES, TOY_TEMPLATES),
+        *("recipe.augment.bank", "recipe.reward.extraction"),
     },
     # These are compared with GRPO as in its own paper.
     **{(n, f"{n} method=grpo"): TOY[n] for n in LIKE_GRPO},

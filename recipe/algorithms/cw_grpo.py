@@ -22,7 +22,7 @@ forward pass of the actor in every step (`RecipeTrainer`).
 
 w is detached: it is computed once per step on the driver, from the log-probabilities of the policy
 that sampled, and is a constant. The authors' code differentiates through w, which adds A dw/dtheta
-to the gradient of every step; no key restores that.
+to the gradient of every step, and takes ratio and KL at temperature 1; no key restores either.
 
 Multiplying the advantage is enough: min, max and dual clip of verl's loss are positively
 homogeneous in A, so the clipped loss of w A is w times the clipped loss of A.

@@ -26,8 +26,8 @@ def gdpo(
     Returns float64 of shape B; 0 in groups with equal accuracy and equal format. Errors as `grpo`.
     GRPO on the sum gives (right, no format) and (wrong, format) the same advantage; here the part
     that is rarer in the group counts more.
-    Departure: verl's ``gdpo`` (as ``verl:gdpo``) takes mean and std over tokens, so that long
-    responses count more; the paper takes them over responses, as here.
+    Departure: the authors' verl code and verl's ``gdpo`` (as ``verl:gdpo``) take mean and std over
+    tokens, so that long responses count more; their TRL code takes them over responses, as here.
     """
     if len(torch.as_tensor(rewards_B)) != len(accuracy):
         raise ValueError(f"{len(torch.as_tensor(rewards_B))} rewards, {len(accuracy)} accuracies")
