@@ -30,7 +30,7 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
         return None
     said, option = answer[leading.end() :], options[place]
     words, others = _words(said), [other for other in options if other != option]
-    if words != _words(option) and words in map(_words, others):
+    if words and words != _words(option) and words in map(_words, others):
         return None
     folded, known = ([w.casefold() for w in some] for some in (words, _words(option)))
     if folded == known[: len(folded)] or "".join(folded) == "".join(known):

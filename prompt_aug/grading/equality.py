@@ -290,7 +290,8 @@ def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     if (same := compare_ratios(gold, pred, oracle)) is not None:
         return same
     gold, pred = formula_of(gold), formula_of(pred)
-    if any(sign.search(pred) and not sign.search(gold) for sign in NO_NUMBER):  # 1 2 is not 12
+    # 1 2 is not 12, and \text{not }0 is no product.
+    if any(sign.search(pred) and not sign.search(gold) for sign in (*NO_NUMBER, UNSURE)):
         return False
     return compare_quantities(gold, pred, oracle)
 

@@ -35,7 +35,7 @@ _FIRST_SPAN = re.compile(
 _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
 _SO = r"(?:,?[ \t]{0,2}(?:therefore|thus|hence|then|so|simply|just|indeed)\b,?[ \t]{0,4})"
 _PHRASE = re.compile(
-    rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?|####"
+    rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?|####:?"
     r"|^[ \t>#*]{0,8}(?:Ans\.?|A)(?:\*\*)?[ \t]{0,4}:[ \t*]{0,4}"
     r"|^[ \t>#*]{0,8}(?:final )?answer[ \t*]{0,4}(?:(?=\$\$|\\\[|\$[^$\n]+\$|\\\([^\n]+\\\))|\n)",
     re.IGNORECASE | re.MULTILINE,
@@ -56,6 +56,7 @@ _BREAK = re.compile(
     r"[.;!?](?:\*\*)?\s+|\n\s*|(?<=[$)\]])\s+(?=(?:So,|Therefore|Thus|Hence)(?![a-z]))"
 )
 _COURTESY = re.compile(r"\s*I hope (?:it|this) (?:is correct|helps)[.!]?\s*$")
+_BOLD = re.compile(r"(?<![\w*])\*\*(?![\s*])([^*\n]{1,160})(?<!\s)\*\*(?![\w*])")
 _CONCLUSION = re.compile(
     r"\W{0,4}(?:(?:and|so)\s+)?(?:therefore|thus|hence|consequently|in conclusion|so,)",
     re.IGNORECASE,
@@ -94,8 +95,8 @@ _SUPPOSED = re.compile(
 _FOREIGN = re.compile(
     r".*(?:la réponse(?: finale)? est|die (?:endgültige )?antwort (?:ist|lautet)"
     r"|la respuesta(?: final)? es|a resposta(?: final)? é|la risposta(?: finale)? è"
-    r"|ответ\s*[:—-]|答案(?:是|为|為|：|:)|答えは)\s*[:：]?\s*"
-    rf"(?:({_SPAN})|({_AMOUNT}))\s*(?:です|である|だ)?\s*[.。!！]?\s*",
+    r"|ответ\s*[:—-]|答案(?:是|为|為|：|:|】)|答えは)\s*[:：]?\s*"
+    rf"(?:({_SPAN})|({_AMOUNT}|\(?[A-J](?![A-Za-z]).{{0,100}}))\s*(?:です|である|だ)?\s*[.。!！]?\s*",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
@@ -159,10 +160,11 @@ def _last(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:
 def after_phrase(text: str) -> str | None:
     """Return what follows the last "answer is", "Answer:", "####" and the like.
 
-    A line "A: 18" counts too, unless other letters have such lines: those are options.
+    A line "A: 18" counts too, unless other letters have such lines: those are options. A phrase
+    without text after it is ignored, as an empty box is: the response was truncated.
     """
-    options = bool(_OPTION.search(text))
-    found = _PHRASE.finditer(text)
+    options, stop = bool(_OPTION.search(text)), len(text.rstrip(" \t\n.:*$"))
+    found = (m for m in _PHRASE.finditer(text) if m.end() < stop)
     last = _last(m for m in found if not (options and m[0].strip(" \t>#*:") == "A"))
     if last is None:
         return None
@@ -195,7 +197,7 @@ def _foreign(text: str) -> str | None:
 def conclusion(text: str) -> str | None:
     """Return the value that a short response, or the last sentence of a long one, states."""
     whole = len(text) <= _MAX_SENTENCE + _MAX_VALUE
-    text = _COURTESY.sub("", text[-_MAX_TAIL:]).strip()
+    text = _BOLD.sub(r"\1", _COURTESY.sub("", text[-_MAX_TAIL:])).strip()
     if whole and is_value(text):
         return text if not _ANY_SPAN.fullmatch(text) else _inside(text)
     if reverse := _IS_THE_ANSWER.search(text):
@@ -273,10 +275,12 @@ class Extraction:
     answer_tag: str = "answer"
 
 
-def extract(text: str, settings: Extraction) -> str | None:
-    """Return the answer of a response as the model wrote it, or None."""
+def extract(text: str, settings: Extraction, *, after_boxes: bool = False) -> str | None:
+    """Return the answer of a response, or of its text after all boxes, as the model wrote it."""
     for marker in (*END_MARKERS, f"</{settings.answer_tag}>"):
         text = text.partition(marker)[0]
+    if after_boxes:
+        text = text[max((end for _, end, _ in closed_boxes(text)), default=len(text)) :]
     _, thought, answered = text.rpartition("</think>")
     if thought and (found := _answer_in(answered, settings)) is not None:
         return found

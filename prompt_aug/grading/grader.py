@@ -154,10 +154,14 @@ def grade(
     Raises `TypeError` or `ValueError` for an unusable gold.
     """
     golds = _golds(gold)
-    if (answer := extract(response, extraction or Extraction())) is None:
+    extraction = extraction or Extraction()
+    if (answer := extract(response, extraction)) is None:
         return Grade(extracted=None, status="no_answer")
     if options:
-        return _grade_choice(answer, golds, options)
+        found = _grade_choice(answer, golds, options)
+        if found.detail and (later := extract(response, extraction, after_boxes=True)):
+            return _grade_choice(later, golds, options)  # \boxed{7.4} ... The answer is (E).
+        return found
     found = _grade_extracted(answer, golds, question)
     return replace(found, status="unworked") if found.unworked and not pay_unworked else found
 

@@ -119,6 +119,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
 _MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
+_UPRIGHT_INDEX = re.compile(r"_\{\s*\\text\{\s*([A-Za-z])\s*\}\s*\}")
 # 0.1\overline{6}, 0.(6), and 0.1666...: a block three times and dots
 _REPEATING = re.compile(
     r"(?<![\d.])(\d{0,12})\.(\d{0,12}?)"
@@ -158,7 +159,7 @@ def canonical(text: str, *, fractions: bool = True) -> str:
     text = _OLD_FONT.sub(" ", text.strip().strip("*`"))
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
-    text = amounts(_FONTS.sub(_text, text))
+    text = _UPRIGHT_INDEX.sub(r"_{\1}", amounts(_FONTS.sub(_text, text)))
     text = _braced(_REPEATING.sub(_fraction, text) if fractions else text)
     while "{" in text and (shown := _IDLE_BRACES.sub(r"\1", text)) != text:
         text = shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, product
 
 from prompt_aug.grading.evaluate import evaluate
-from prompt_aug.grading.normalize import end_of_group
+from prompt_aug.grading.normalize import end_of_group, squeeze
 from prompt_aug.grading.notation import TEXT_PATTERN
 from prompt_aug.grading.units import UNSURE, in_one_unit, split_unit
 
@@ -31,6 +31,7 @@ _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _LEADING_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _LEADING_ZERO = re.compile(r"0\d")
+_VARIABLE = re.compile(r"[a-zA-Z](?![a-zA-Z])")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
     r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
@@ -130,13 +131,27 @@ def _group(kind: str, parts: list[str], text: str, depth: int) -> Node:
     if len(rows) == 1 and "=" in text:
         rows = split_top(text, OR.pattern)
         rows = rows if all("," in row and "=" in row for row in rows) else []
-    if kind == "list" and len(rows) > 1 and "," in text:
+    if kind == "list" and len(rows) <= 1:
+        rows = _solutions(parts)
+    if kind == "list" and len(rows) > 1 and "," in text + rows[0]:
         parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
     items = tuple(build(part, depth + 1) for part in parts)
     if kind in ("list", "set") and any(item.kind == "list" for item in items):
         nested = (item.items if item.kind == "list" else (item,) for item in items)
         items = tuple(leaf for group in nested for leaf in group)
     return Node(kind, text, items, relation=any(item.relation for item in items))
+
+
+def _solutions(parts: list[str]) -> list[str]:
+    """Return `x = 1, y = 2` and `x = 3, y = 4` of a list of all four; [] for another list."""
+    names = [squeeze(part.partition("=")[0]) for part in parts if "=" in part]
+    width = len(set(names))
+    if not 1 < width < len(names) == len(parts):
+        return []
+    starts = range(0, len(parts), width)
+    if any(set(names[start : start + width]) != set(names) for start in starts):
+        return []
+    return [", ".join(parts[start : start + width]) for start in starts]
 
 
 def _number(text: str, depth: int) -> Node | None:
@@ -154,8 +169,9 @@ def _number(text: str, depth: int) -> Node | None:
     if not thousands and (listed or not _DECIMAL_COMMA.fullmatch(body)):
         return None
     readings = [Node("leaf", body.replace(",", "" if thousands else ".") + tail)]
-    parts = body.split(",")
-    if not tail and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 is no list
+    parts = text.split(",")
+    variable = not tail or _VARIABLE.match(tail)  # 0,3a
+    if variable and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 is no list
         readings.append(_group("list", parts, text, depth))
     return Node("either", text, tuple(readings))
 

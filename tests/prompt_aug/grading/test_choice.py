@@ -30,6 +30,25 @@ def test_the_text_of_another_option_is_wrong_however_near(right: str, other: str
     assert not grade(rf"\boxed{{(B) {other}}}", "B", options=options).correct
 
 
+@pytest.mark.parametrize(
+    ("response", "correct"),
+    [
+        (r"Thus \boxed{10^-4}. The answer is (B).", True),
+        (r"Thus \boxed{10^-4}. The answer is (A).", False),
+        (r"Thus \boxed{A}. The answer is (B).", False),
+        (r"Thus \boxed{10^-4}.</s> The answer is (B).", False),
+        ("The answer is (B).\n\nNow, considering all the above, the final answer is:", True),
+        ("The answer is (A).\n\nNow, considering all the above, the final answer is:", False),
+    ],
+)
+def test_a_letter_after_a_box_without_one_counts(response: str, correct: bool) -> None:
+    assert grade(response, "B", options=OPTIONS).correct == correct
+
+
+def test_a_letter_alone_is_right_also_if_an_option_has_no_words() -> None:
+    assert grade(r"\boxed{(B)}", "B", options=("[]", "[0, 2]")).correct
+
+
 def test_text_that_is_equal_to_two_options_is_wrong() -> None:
     for options, correct in ((("3 km", "4"), True), (("3 km", "3"), False)):
         assert grade(r"\boxed{(A) 3.0}", "A", options=options).correct == correct
