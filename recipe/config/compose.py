@@ -303,10 +303,12 @@ def _check_switches(config: DictConfig, overrides: list[str]) -> None:
 
 def unread(config: DictConfig, key: str) -> tuple[str, Any, tuple[Any, ...] | None] | None:
     """Return (switch, its value, values with which `key` is read); None if `key` is read."""
+    matching = [row for row in SWITCHES if fnmatchcase(key, row[2])]
+    longest = max((len(pattern) for *_, pattern in matching), default=0)
     rows = [
         (switch, OmegaConf.select(config, switch), on)
-        for switch, on, pattern in SWITCHES
-        if fnmatchcase(key, pattern)
+        for switch, on, pattern in matching
+        if len(pattern) == longest
     ]
     if not rows or any(value in on if on else value for _, value, on in rows):
         return None

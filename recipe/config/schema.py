@@ -41,6 +41,7 @@ from recipe.run.evaluation import EvaluationSection
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
+OPTIM = f"{A}.optim critic.optim"
 CORRECTION, LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.loss_mode"
 WHY = {  # reasons that a range does not show by itself
     f"{R}.temperature": "greedy responses of a group are all equal, so none has a signal",
@@ -87,6 +88,10 @@ KLType = Literal[
     "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
 ]  # fmt: skip
 Beta = Annotated[float, Field(ge=0, lt=1)]
+CHUNKS = f"{A}.fsdp_config.entropy_from_logits_with_chunking"
+STORAGE = "transfer_queue.backend.storage_backend"
+# Losses that read clip_ratio; the first three also read clip_ratio_c.
+CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
 ALARMS = ("warn", "save", "stop", "rollback")  # actions of the guard
 
 # (sections, type, keys). Values that verl itself rejects at once are not checked again.
@@ -168,10 +173,11 @@ _TABLE: list[tuple[str, Any, str]] = [
     (f"{A}.fsdp_config {REF}.fsdp_config", bool, "use_torch_compile"),
     (f"{A} {REF}", Positive, "ulysses_sequence_parallel_size"),
     (f"{A}.fsdp_config {REF}.fsdp_config", Positive, "ulysses_sequence_parallel_size"),
-    (f"{A}.fsdp_config {REF}.fsdp_config", Precision, "dtype model_dtype"),
+    (f"{A}.fsdp_config {REF}.fsdp_config critic.fsdp", Precision, "dtype model_dtype"),
     (f"{A}.fsdp_config", Seed, "seed"),
     (f"{A} {REF} critic", Literal["fsdp", "fsdp2"], "strategy"),
-    (A, Positive, "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs"),
+    (A, Positive, "ppo_max_token_len_per_gpu"),
+    (f"{A} critic", Positive, "ppo_mini_batch_size ppo_epochs"),
     (A, Positive | None, "ppo_micro_batch_size_per_gpu"),
     (A, bool, "use_dynamic_bsz entropy_checkpointing use_kl_loss"),
     (A, Seed, "data_loader_seed"),
@@ -182,21 +188,21 @@ _TABLE: list[tuple[str, Any, str]] = [
     (A, Above0, "clip_ratio tau_pos tau_neg"),
     (A, Above0 | None, "loss_scale_factor"),
     (A, Annotated[float, Field(gt=1)], "clip_ratio_c"),
-    (A, Aggregation, "loss_agg_mode"),
+    (f"{A} critic", Aggregation, "loss_agg_mode"),
     (f"{A}.policy_loss", Text, "loss_mode"),
     (f"{A}.policy_loss", Part, "clip_cov_ratio kl_cov_ratio"),
     (f"{A}.policy_loss", float, "clip_cov_lb clip_cov_ub"),
     (f"{A}.policy_loss", Weight, "ppo_kl_coef"),
-    (f"{A}.optim", Annotated[float, Field(gt=0, le=1)], "lr"),
-    (f"{A}.optim", OrNever, "lr_warmup_steps"),
-    (f"{A}.optim", Text, "optimizer optimizer_impl"),
-    (f"{A}.optim", Share, "lr_warmup_steps_ratio"),
-    (f"{A}.optim", Share | None, "min_lr_ratio"),
-    (f"{A}.optim", Literal["constant", "cosine"], "lr_scheduler_type"),
-    (f"{A}.optim", Weight, "weight_decay"),
-    (f"{A}.optim", Annotated[list[Beta], Field(min_length=2, max_length=2)], "betas"),
-    (f"{A}.optim", Above0, "clip_grad"),
-    (f"{A}.optim", dict[str, Any] | None, "override_optimizer_config"),
+    (OPTIM, Annotated[float, Field(gt=0, le=1)], "lr"),
+    (OPTIM, OrNever, "lr_warmup_steps"),
+    (OPTIM, Text, "optimizer optimizer_impl"),
+    (OPTIM, Share, "lr_warmup_steps_ratio"),
+    (OPTIM, Share | None, "min_lr_ratio"),
+    (OPTIM, Literal["constant", "cosine"], "lr_scheduler_type"),
+    (OPTIM, Weight, "weight_decay"),
+    (OPTIM, Annotated[list[Beta], Field(min_length=2, max_length=2)], "betas"),
+    (OPTIM, Above0, "clip_grad"),
+    (OPTIM, dict[str, Any] | None, "override_optimizer_config"),
     (f"{A}.checkpoint", Names, "save_contents load_contents"),
     (REF, Positive | None, "log_prob_micro_batch_size_per_gpu"),
     (REF, Positive, "log_prob_max_token_len_per_gpu"),
@@ -239,7 +245,8 @@ TYPES = {
 TYPES["eval"] = adapter(EvaluationSection)
 
 # (switch, its values, section, keys that are read only with these values). None: any value that is
-# not false, 0 or null. A key in several rows is read with any of them.
+# not false, 0 or null. Of the rows that match a key those with the longest pattern apply; it is
+# read with any of them.
 _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     (f"{A}.use_dynamic_bsz", (True,), "actor_rollout_ref", "*_max_token_len_per_gpu"),
     (f"{A}.use_dynamic_bsz", (False,), "actor_rollout_ref", "*_micro_batch_size_per_gpu"),
@@ -249,9 +256,36 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     (LOSS, ("kl_cov",), f"{A}.policy_loss", "kl_cov_ratio ppo_kl_coef"),
     (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
     (LOSS, ("sapo",), A, "tau_pos tau_neg"),
+    (LOSS, CLIPPED, A, "clip_ratio clip_ratio_low clip_ratio_high"),
+    (LOSS, CLIPPED[:3], A, "clip_ratio_c"),
+    (f"{A}.use_kl_loss", (True,), REF, "*"),
+    ("algorithm.use_kl_in_reward", (True,), REF, "*"),
+    ("recipe.guard.rollback.kl_loss_coef", None, REF, "*"),
+    (f"{A}.optim.lr_scheduler_type", ("cosine",), f"{A}.optim", "min_lr_ratio num_cycles"),
+    (f"{A}.optim.lr_scheduler_type", ("cosine",), f"{A}.optim", "zero_indexed_step"),
+    ("critic.optim.lr_scheduler_type", ("cosine",), "critic.optim", "min_lr_ratio num_cycles"),
+    ("critic.optim.lr_scheduler_type", ("cosine",), "critic.optim", "zero_indexed_step"),
+    ("algorithm.kl_ctrl.type", ("adaptive",), "algorithm.kl_ctrl", "target_kl horizon"),
+    (f"{A}.shuffle", (True,), A, "data_loader_seed"),
+    ("critic.shuffle", (True,), "critic", "data_loader_seed"),
+    (f"{A}.fsdp_config.pad_to_length", (True,), A, "fsdp_config.pad_to_length_bucket"),
+    ("critic.fsdp.pad_to_length", (True,), "critic", "fsdp.pad_to_length_bucket"),
+    (f"{A}.fsdp_config.qat.enable", (True,), A, "fsdp_config.qat.*"),
+    ("critic.fsdp.qat.enable", (True,), "critic", "fsdp.qat.*"),
+    (CHUNKS, (True,), A, "*entropy_from_logits_chunk_size"),
+    (f"{R}.prometheus.enable", (True,), f"{R}.prometheus", "file port served_model_name"),
+    (f"{R}.quantization", None, R, "quantization_config_file"),
+    (f"{R}.enforce_eager", (False,), R, "cudagraph_capture_sizes"),
+    ("global_profiler.steps", None, "global_profiler", "*"),
+    ("global_profiler.steps", None, "actor_rollout_ref", "*.profiler.*"),
+    ("global_profiler.steps", None, "critic", "profiler.*"),
+    ("skip.rollout_tq.enable", (True,), "skip.rollout_tq", "*"),
+    (STORAGE, ("SimpleStorage",), "transfer_queue.backend", "SimpleStorage.*"),
+    (STORAGE, ("MooncakeStore",), "transfer_queue.backend", "MooncakeStore.*"),
+    ("transfer_queue.metrics.enabled", (True,), "transfer_queue.metrics", "port"),
     (f"{MODEL}.lora_rank", None, MODEL, "lora_alpha target_modules exclude_modules"),
     ("algorithm.use_kl_in_reward", (True,), "algorithm", "kl_ctrl.* kl_penalty"),
-    ("algorithm.filter_groups.enable", (True,), "algorithm.filter_groups", "metric"),
+    ("algorithm.filter_groups.enable", (True,), "algorithm.filter_groups", "metric max_inflight*"),
     ("algorithm.filter_groups.enable", (True,), "recipe", "dynamic_sampling.*"),
     (f"{CORRECTION}.rollout_is", None, CORRECTION, "rollout_is_*"),
     (f"{CORRECTION}.rollout_rs", None, CORRECTION, "rollout_rs_*"),

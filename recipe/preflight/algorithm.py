@@ -148,7 +148,8 @@ ALGORITHM: list[Check] = [
     Rule(
         "{C}.rollout_rs",
         lambda s: ", ".join(unknown_rejections(s)),
-        "unknown: {found}. Known are " + ", ".join(REJECTIONS) + ".",
+        "unknown: {found}. Known are " + ", ".join(REJECTIONS) + ". Older versions of verl call "
+        "token_k1, seq_sum_k1 and seq_mean_k1 token, sequence and geometric.",
     ),
     Rule(
         "recipe.guard.action trainer.save_freq trainer.test_freq",

@@ -110,8 +110,8 @@ def elsewhere(s: Setup) -> Path | None:
 
 def keeps_all(key: str) -> Rule:
     return Rule(
-        f"{{A}}.checkpoint.{key}",
-        lambda s: ", ".join(sorted({"model", "optimizer", "extra"} - set(s.actor.checkpoint[key]))),
+        key,
+        lambda s: ", ".join(sorted({"model", "optimizer", "extra"} - set(s.get(key) or ()))),
         "a resumed run would start without: {found}. Keep model, optimizer and extra.",
     )
 
@@ -188,8 +188,10 @@ ENGINE: list[Check] = [
         "export and evaluation look for checkpoints in {found}. Leave the key alone and choose the "
         "folder of the run with recipe.run_dir=...; for another disk make its checkpoints/ a link.",
     ),
-    keeps_all("save_contents"),
-    keeps_all("load_contents"),
+    keeps_all("{A}.checkpoint.save_contents"),
+    keeps_all("{A}.checkpoint.load_contents"),
+    keeps_all("critic.checkpoint.save_contents"),
+    keeps_all("critic.checkpoint.load_contents"),
     # ---------------------------------------------------------------- lengths
     Rule(
         "{R}.max_model_len",

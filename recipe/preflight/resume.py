@@ -42,8 +42,8 @@ ALGORITHM_KEYS = (
     "!*gradient_checkpointing !*.entropy_checkpointing !*.entropy_from_logits_* !*.fsdp_size "
     "!*.forward_prefetch !*.use_fused_kernels !*.fused_kernel_options.* !*.use_liger "
     "!*.reshard_after_forward !*.wrap_policy.* !*.use_shm !*.use_remove_padding "
-    "!*.pad_to_length* {R}.n {R}.temperature {R}.top_* {R}.seed {R}.dtype {R}.do_sample "
-    "{R}.ignore_eos {R}.prompt_length {R}.response_length {R}.max_model_len "
+    "!*.pad_to_length* !*.dtype {R}.n {R}.temperature {R}.top_* {R}.seed {R}.dtype "
+    "{R}.do_sample {R}.ignore_eos {R}.prompt_length {R}.response_length {R}.max_model_len "
     "{R}.calculate_log_probs {R}.logprobs_mode {R}.quantization* {R}.qat* {R}.val_kwargs.* "
     "!{R}.val_kwargs.n {R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
 ).format(**SHORT).split()  # fmt: skip

@@ -94,6 +94,7 @@ REFUSED = [
     ("{C}.rollout_is=token {R}.calculate_log_probs=false", "{R}.calculate_log_probs"),
     ("{C}.rollout_rs=token_k1", "{C}.rollout_rs_threshold"),
     (f"{RS}'token_k1,seq_k1'", "{C}.rollout_rs seq_k1"),
+    (f"{RS}geometric", "{C}.rollout_rs=geometric seq_mean_k1 Older"),
     ("{LOSS}=mine {A}.policy_loss._target_=nowhere.Mine", "{A}.policy_loss._target_=nowhere.Mine"),
     ("{LOSS}=dro", "{A}.policy_loss.dro_beta"),
     ("{LOSS}=dro {A}.policy_loss.dro_beta=nan", "{A}.policy_loss.dro_beta"),
@@ -189,6 +190,12 @@ FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
 FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
+FSDP1 = [
+    (role, key)
+    for role in ("{A}.fsdp_config", "{REF}.fsdp_config", "critic.fsdp")
+    for key in ("use_orig_params=true", "wrap_policy.min_num_params=9")
+]
+
 REFUSED += [  # found by a call on a trial batch
     (f"recipe.{section}.name={name} recipe.{section}.arguments.{value}", f"{name} {value}")
     for section, name, value in (
@@ -263,6 +270,29 @@ REFUSED += [  # verl and its engines
     (FLASH3, "attn_implementation flash_attn_interface"),
     ("{MODEL}.override_config.attn_implementation=flex_attention", "trainer.device gradient"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
+    ("{A}.ppo_micro_batch_size=64", "{A}.ppo_micro_batch_size_per_gpu"),
+    (f"{PCL} critic.ppo_micro_batch_size=8", "critic.ppo_infer_max_token_len_per_gpu"),
+    ("{A}.fsdp_config.dtype=float16", "{A}.fsdp_config.mixed_precision"),
+    (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
+    (f"{PCL} critic.use_dynamic_bsz=false", "critic.use_dynamic_bsz=false"),
+    (f"{PCL} critic.loss_scale_factor=80", "critic.loss_scale_factor=80"),
+    ("{R}.disaggregation.enabled=true", "{R}.disaggregation.enabled=true restarts"),
+    ("{MODEL}.mtp.enable=true", "{MODEL}.mtp.enable=true FSDP"),
+    *((f"{role}.{key}", f"{role}.{key} strategy=fsdp") for role, key in FSDP1),
+    ("{A}.fsdp_config.forward_only=true", "{A}.fsdp_config.forward_only trained"),
+    ("{REF}.fsdp_config.forward_only=false", "{REF}.fsdp_config.forward_only optimizer"),
+    (
+        "{A}.optim.lr_warmup_steps=3 {A}.optim.lr_warmup_steps_ratio=0.1",
+        "{A}.optim.lr_warmup_steps",
+    ),
+    (f"{FILTER} algorithm.filter_groups.max_inflight_gen_batches=2", "max_inflight request_seeds"),
+    ("{R}.scheduling_policy=priority", "{R}.scheduling_policy=priority"),
+    ("{R}.prometheus.enable=true", "{R}.disable_log_stats=false"),
+    ("trainer.log_val_generations=5", "trainer.log_val_generations=5 wandb"),
+    ("data.custom_cls.name=Mine", "data.custom_cls.name=Mine data.custom_cls.path"),
+    ("skip.rollout_tq.enable=true", "skip.rollout_tq.steps"),
+    ("global_profiler.steps=[2]", "global_profiler.tool=torch"),
+    ("global_profiler.steps=[2] global_profiler.tool=torch", "{A}.profiler.enable=true"),
 ]
 ALLOWED_ENGINE = [
     "",
@@ -276,6 +306,10 @@ ALLOWED_ENGINE = [
     f"{FILTER} data.gen_batch_size=1",
     "{A}.optim.optimizer=SGD",
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
+    "skip.rollout_tq.enable=true skip.rollout_tq.steps=[1]",
+    "global_profiler.steps=[2] global_profiler.tool=torch {A}.profiler.enable=true",
+    "trainer.log_val_generations=5 trainer.logger=[console,wandb]",
+    f"{OWN_LOOP} {{R}}.scheduling_policy=priority",
     OWN_LOOP,
     f"{OWN_LOOP} data.tool_config_path=tools.yaml",
     f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
