@@ -42,6 +42,12 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     return leading[1] if found else None
 
 
+def has_letter(answer: str, options: Sequence[str]) -> bool:
+    """Return whether `answer` names an option's letter, as `A or B` and `(A) 5` do."""
+    letters = LETTERS[: len(options)]
+    return bool(re.search(rf"(?<![a-z\\])[{letters}](?![a-z])", answer))
+
+
 def _words(text: str) -> list[str]:
     """Return the words to compare, without dollars, braces, style and brackets around them."""
     plain = _IDLE.sub(" ", unicodedata.normalize("NFKC", text)).split()

@@ -35,7 +35,8 @@ _FIRST_SPAN = re.compile(
 _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
 _SO = r"(?:,?[ \t]{0,2}(?:therefore|thus|hence|then|so|simply|just|indeed)\b,?[ \t]{0,4})"
 _PHRASE = re.compile(
-    rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?|####:?"
+    rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is(?![a-z])|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?"
+    r"|####:?"
     r"|^[ \t>#*]{0,8}(?:Ans\.?|A)(?:\*\*)?[ \t]{0,4}:[ \t*]{0,4}"
     r"|^[ \t>#*]{0,8}(?:final )?answer[ \t*]{0,4}(?:(?=\$\$|\\\[|\$[^$\n]+\$|\\\([^\n]+\\\))|\n)",
     re.IGNORECASE | re.MULTILINE,
@@ -56,7 +57,7 @@ _BREAK = re.compile(
     r"[.;!?](?:\*\*)?\s+|\n\s*|(?<=[$)\]])\s+(?=(?:So,|Therefore|Thus|Hence)(?![a-z]))"
 )
 _COURTESY = re.compile(r"\s*I hope (?:it|this) (?:is correct|helps)[.!]?\s*$")
-_BOLD = re.compile(r"(?<![\w*])\*\*(?![\s*])([^*\n]{1,160})(?<!\s)\*\*(?![\w*])")
+_BOLD = re.compile(r"(?<![\w*)])\*\*(?![\s*])([^*\n]{1,160})(?<!\s)\*\*(?![\w*({-])")  # no power
 _CONCLUSION = re.compile(
     r"\W{0,4}(?:(?:and|so)\s+)?(?:therefore|thus|hence|consequently|in conclusion|so,)",
     re.IGNORECASE,
@@ -96,7 +97,7 @@ _FOREIGN = re.compile(
     r".*(?:la réponse(?: finale)? est|die (?:endgültige )?antwort (?:ist|lautet)"
     r"|la respuesta(?: final)? es|a resposta(?: final)? é|la risposta(?: finale)? è"
     r"|ответ\s*[:—-]|答案(?:是|为|為|：|:|】)|答えは)\s*[:：]?\s*"
-    rf"(?:({_SPAN})|({_AMOUNT}|\(?[A-J](?![A-Za-z]).{{0,100}}))\s*(?:です|である|だ)?\s*[.。!！]?\s*",
+    rf"(?:({_SPAN})|({_AMOUNT}|\(?(?-i:[A-J])\)?))\s*(?:です|である|だ)?\s*[.。!！]?\s*",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
@@ -107,8 +108,10 @@ _REMARK = re.compile(
     r"rounded|exactly|i\.e\.|by|to|for|correct|nearest|the)\b.{0,200}\)\s*"
 )
 _DENIES = re.compile(
-    r"\b(?:not|cannot|can't|isn't|never|false|wrong|incorrect|at least|at most)\b", re.IGNORECASE
+    r"\b(?:not|cannot|can['’]t|isn['’]t|never|false|wrong|incorrect|at least|at most)\b",
+    re.IGNORECASE,
 )
+_CORRECTS = re.compile(r", .*(?:\bis|'s)\b")  # not 16, it is 15
 _CLAUSE_END = re.compile(r"[.!?;:,\n]")
 _STEP = re.compile(
     r"\b(?:divid|multipl|subtract|add|substitut|squar|consider|assum|suppos|let|try|reject|exclud"
@@ -183,7 +186,8 @@ def after_phrase(text: str) -> str | None:
     sentence = _unwrap(tail[: end.start()] if end else tail)
     if math:  # the text after it changes it, so the whole line is the answer
         return _unwrap(tail.splitlines()[0])
-    if sentence[:1].isalpha() and not is_value(sentence):
+    denied = _DENIES.match(sentence) and not _CORRECTS.search(sentence)
+    if sentence[:1].isalpha() and not is_value(sentence) and not denied:
         return _after_copula(sentence) or _only_value(sentence) or sentence
     return sentence or None
 

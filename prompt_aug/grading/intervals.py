@@ -59,7 +59,8 @@ def _intersection(rays: tuple[Node, ...]) -> Node | None:
 
 
 def _is_interval(node: Node) -> bool:
-    return node.kind == "tuple" and len(node.items) == 2 and bool(node.bounds)
+    named = any(item.label for item in node.items)  # (x = 1, y = 2) is a point
+    return node.kind == "tuple" and len(node.items) == 2 and bool(node.bounds) and not named
 
 
 def _solved(text: str) -> tuple[str, list[Node]]:
