@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
-from recipe.config.schema import LOSS, SWITCHES, check_engine, check_types
+from recipe.config.schema import LOSS, LOSSES, SWITCHES, check_engine, check_types
 from recipe.errors import ConfigError
 
 ONE_RUN = (
@@ -313,8 +313,10 @@ def unread(config: DictConfig, key: str) -> tuple[str, Any, tuple[Any, ...] | No
     if not rows or any(value in on if on else value for _, value, on in rows):
         return None
     loss = OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss._target_")
-    own_loss = not str(loss).startswith(("verl.", "recipe."))  # it may read any key
-    return None if rows[0][0] == LOSS and own_loss else rows[0]
+    own_loss = not str(loss).startswith(("verl.", "recipe."))
+    if rows[0][0] == LOSS and (own_loss or rows[0][1] not in LOSSES):  # it may read any key
+        return None
+    return rows[0]
 
 
 def unknown_key(key: str) -> str:

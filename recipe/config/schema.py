@@ -92,6 +92,7 @@ CHUNKS = f"{A}.fsdp_config.entropy_from_logits_with_chunking"
 STORAGE = "transfer_queue.backend.storage_backend"
 # Losses that read clip_ratio; the first three also read clip_ratio_c.
 CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
+LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro")  # whose keys are known
 ALARMS = ("warn", "save", "stop", "rollback")  # actions of the guard
 
 # (sections, type, keys). Values that verl itself rejects at once are not checked again.

@@ -226,6 +226,7 @@ ROLLBACK = "recipe.guard.action=rollback recipe.guard.rollback.kl_loss_coef=0.1"
         # Negative controls
         (f"{A}.use_kl_loss=false actor_rollout_ref.ref.fsdp_config.param_offload=true", None),
         (f"method=cispo {A}.clip_ratio_high=0.3", None),
+        (f"{schema.LOSS}=of_external_lib {A}.clip_ratio_high=0.3", None),
         (f"{CRITIC} critic.optim.lr_scheduler_type=cosine critic.optim.min_lr_ratio=0.1", None),
         (f"global_profiler.steps=[1] global_profiler.tool=torch {A}.profiler.enable=true", None),
         (f"{A}.ppo_micro_batch_size_per_gpu=32", None),
