@@ -17,7 +17,6 @@ pytestmark = pytest.mark.config
 
 NAMES = example_names()
 METHODS = group_names("method")
-LABORATORY = [name for name in NAMES if name.startswith("laboratory/")]
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TEMPLATES, STEPS = "recipe.augment.templates", "trainer.total_training_steps"
@@ -187,8 +186,7 @@ def differing(one: Any, other: Any) -> set[str]:
 
 def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
     assert METHODS
-    others = {"toy", "toy_bank", "toy_methods", "math_smoke", "lora"}
-    assert set(NAMES) == {*METHODS, *others, *LABORATORY}
+    assert set(NAMES) == {*METHODS, "toy", "toy_methods", "lora"}
     assert set(TOY) == set(METHODS) - {"grpo"}
     assert len(validate(composed("prompt_aug")).bank) == 13
     for name in METHODS:

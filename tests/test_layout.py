@@ -158,7 +158,7 @@ def long_functions(source: str) -> list[str]:
 OF_A_RUN = {
     *("metrics.jsonl", "metrics.before.jsonl", "environment.json", "prompts.yaml", "hf", "tensors"),
     *("global_step_", ".stop", ".stepping", ".hung", ".wandb_run_id", "train.log", "start.jsonl"),
-    *("measured.json", "seconds.json", ".locks"),
+    ".locks",
 }
 
 

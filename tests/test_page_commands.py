@@ -41,7 +41,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
-        reads_runs = ("eval.", "recipe.export", "recipe.runs", "recipe.fork", "recipe.lab.value")
+        reads_runs = ("eval.", "recipe.export", "recipe.runs", "recipe.fork")
         if command.name.startswith(reads_runs):  # runs must exist
             for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):
@@ -78,7 +78,7 @@ def test_a_command_of_a_page_is_accepted(
         ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "--model"),
         ("python -m eval.publish RUN", "--card"),
         ("bash scripts/submit.sh --array=0-3 sweep RUN --benchmrak amc", "--benchmrak"),
-        ("python scripts/experiment.py methods --jbos 2", "--jbos"),
+        ("python scripts/bench.py driver --repaets 2", "--repaets"),
     ],
 )
 def test_a_wrong_command_is_rejected(
@@ -125,5 +125,5 @@ def test_commands_are_parsed_as_in_a_shell() -> None:
 
 def test_the_pages_have_commands() -> None:
     names = {command.name for command in COMMANDS}
-    assert {*JOBS.values(), "eval.score", "recipe.plan", "scripts/experiment.py"} < names
+    assert {*JOBS.values(), "eval.score", "recipe.plan", "scripts/benchmarks/grading.py"} < names
     assert len(COMMANDS) > 70

@@ -70,7 +70,7 @@ def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:
 def test_no_readme_is_skipped() -> None:
     for path in READMES[1:]:
         assert bool(trainings(path.read_text("utf-8"))) != (path.parent.name in NO_TRAINING), path
-    assert {"prompt_aug", "toy_bank", "math_smoke"} <= {example for example, *_ in COMMANDS}
+    assert {"prompt_aug", "toy_methods", "lora"} <= {example for example, *_ in COMMANDS}
     assert any("trainer.nnodes=2" in command for command in COMMANDS)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 Table = Callable[[int, Sequence[int]], FloatArray]
@@ -69,23 +69,6 @@ def no_signal_table(samples: int, ks: Sequence[int]) -> FloatArray:
     return all_table(samples, ks) + 1.0 - pass_table(samples, ks)
 
 
-def pass_at_k(right: ArrayLike, samples: int, k: int) -> float:
-    """Return unbiased pass@k, the mean over questions; `right` has c of each, `samples` is n."""
-    return _mean(pass_table, right, samples, k)
-
-
-def no_signal(right: ArrayLike, samples: int, k: int) -> float:
-    """Return the unbiased share of zero-variance groups of k; arguments as in `pass_at_k`."""
-    return _mean(no_signal_table, right, samples, k)
-
-
 def powers(samples: int) -> list[int]:
     """Return k = 1, 2, 4, ... up to n, and n itself."""
     return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
-
-
-def _mean(table: Table, right: ArrayLike, samples: int, k: int) -> float:
-    c = np.atleast_1d(np.asarray(right))
-    if c.size == 0 or np.any(c < 0) or np.any(c > samples) or np.any(c != np.floor(c)):
-        raise ValueError(f"right counts must be whole numbers in [0, {samples}], got {c}")
-    return float(table(samples, [k])[c.astype(np.int64), 0].mean())

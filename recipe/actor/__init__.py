@@ -1,1 +1,1 @@
-"""Alternatives to parts of verl's actor: an engine with prefix trees, the optimizer Muon."""
+"""An engine for verl's actor that computes shared prefixes once, by prefix trees."""

@@ -107,8 +107,6 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe", bool, "worker_logs overlong_filter toy.enable history.enable"),
     ("recipe", Text | Count | None, "one_question"),
     ("recipe", dict[str, Above0] | None, "source_weights"),
-    ("recipe.toy", Seed | None, "seed"),
-    ("recipe.toy", Weight | None, "sampler_noise"),
     ("recipe.toy", Positive | None, "train_questions validation_questions test_questions updates"),
     ("recipe.toy", Names | None, "templates"),
     ("recipe.augment", Text | None, "bank"),

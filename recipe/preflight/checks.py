@@ -58,7 +58,7 @@ def validate(config: DictConfig) -> Prompts:
     return setup.prompts
 
 
-def check(config: DictConfig, *, here: bool = True, simulated: bool = False) -> Prompts:
+def check(config: DictConfig, *, here: bool = True) -> Prompts:
     """Run every check that writes no file; `here` is False for a run on another machine.
 
     Applies the settings that roll-backs of the run have changed. Makes the paths of the run
@@ -73,7 +73,7 @@ def check(config: DictConfig, *, here: bool = True, simulated: bool = False) -> 
     if config.recipe.toy.enable:
         built = toy.attach(config)
         count = toy.settings_of(config, prompts.bank).world.questions.train
-    setup = Setup(config, built=built, world_questions=count, here=here, simulated=simulated)
+    setup = Setup(config, built=built, world_questions=count, here=here)
     refuse([check for checks in PLACE.values() for check in checks], setup)
     return prompts
 

@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 from prompt_aug.base.places import unwritable
 from recipe.preflight.engine import HEADS
 from recipe.preflight.estimate import saved_bytes
-from recipe.preflight.rules import Check, Rule, Setup, is_missing, table
+from recipe.preflight.rules import Check, Rule, Setup, is_missing
 from recipe.preflight.shapes import known_shape
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
@@ -103,7 +103,6 @@ MACHINE: list[Check] = [
         lambda s: ", ".join(x for x in LOGGERS if x in s.trainer.logger and is_missing(x)),
         "not installed here: {found}. Install it, or choose another logger.",
     ),
-    *table("machine"),
     room,
     port,
     gpus,

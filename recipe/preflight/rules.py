@@ -48,13 +48,11 @@ class Setup:
         built: Path | None = None,
         world_questions: int = 0,
         here: bool = True,
-        simulated: bool = False,
     ) -> None:
         self.config = config
         self.built = built  # folder in which the toy world is or will be made
         self.world_questions = world_questions  # of its training split
         self.here = here  # False: the run is planned for another machine
-        self.simulated = simulated  # by recipe.lab.simulate
         self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
         self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
         self.filter = config.algorithm.filter_groups

@@ -6,11 +6,6 @@ from typing import Any
 from recipe.preflight import rules
 from recipe.preflight.rules import Check, Rule, Setup, table
 
-MUON = (
-    " Set optimizer_impl=recipe.actor.muon and optimizer=MuonAdamW, which leaves all but the "
-    "matrices to AdamW."
-)
-
 
 def not_built(optim: Mapping[str, Any]) -> str | None:
     """Return why verl's `build_optimizer` would fail; only torch's classes are imported."""
@@ -31,8 +26,10 @@ def not_built(optim: Mapping[str, Any]) -> str | None:
     try:
         getattr(torch.optim, name)(weights, **arguments)
     except (TypeError, ValueError) as error:
-        remedy = MUON if name == "Muon" else " Choose another, or correct its settings."
-        return f"verl gives it all weights at once, and torch answers: {error}.{remedy}"
+        return (
+            f"verl gives it all weights at once, and torch answers: {error}. Choose another, or "
+            "correct its settings."
+        )
     return None
 
 

@@ -72,8 +72,6 @@ class RunFolder:
     end = _At("logs/end.json")  # exit code and message of the last start
     error = _At("logs/error.txt")  # the traceback that ended it
     report = _At("report")  # index.html, report.md, summary.json, pictures
-    measured = _At("measured.json")  # the exported steps as recipe.lab.measure measured them
-    seconds = _At("seconds.json")  # of the stages of a laboratory run
     tensorboard = _At("tensorboard")  # the metrics again, for TensorBoard
     wandb_run = _At(".wandb_run_id")  # the run's id in wandb
     ends = _At(".ends")  # when the job ends, by scripts/job.sh after a signal: seconds of the epoch

@@ -70,8 +70,7 @@ def shipped_start(settings: Settings, bank: Bank) -> Path:
     on the processor. `scripts/ship_start.py` writes the file.
     """
     world = settings.world.record()
-    taught = {key: world[key] for key in ("levels", "slips", "adds", "updates")}
-    taught |= {key: world[key] for key in ("matched", "filler") if key in world}
+    taught = {key: world[key] for key in ("levels", "slips", "updates")}
     prompts = [render(bank[name], "?", None).text for name in bank.names]
     content = json.dumps([taught, prompts, settings.templates, settings.seed], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -81,14 +80,14 @@ def shipped_start(settings: Settings, bank: Bank) -> Path:
 def corpus(world: World, bank: Bank) -> list[str]:
     """Return the texts for the tokenizer's merges: prompts and answers of the world."""
     samples = problems(world, "train", 400, seed=0)
-    words = [phrase(world, p, i) for p in samples for i in rephrasings(p, 0)]
+    words = [phrase(p, i) for p in samples for i in rephrasings(p, 0)]
     frames = [render(bank[name], words[0], None).text for name in bank.names]
     answers = [demonstration(p, name) for p in samples[:40] for name in bank.names]
     return words + frames * 50 + answers
 
 
 def settings_of(config: DictConfig, bank: Bank) -> Settings:
-    """Return the settings of ``recipe.toy``; its keys override the world and ``recipe.seed``."""
+    """Return the settings of ``recipe.toy``; its keys override the world."""
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
     world = load_world(toy["world"])
     sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
@@ -97,7 +96,7 @@ def settings_of(config: DictConfig, bank: Bank) -> Settings:
     return Settings(
         world=world.model_copy(update={"questions": questions, "updates": updates}),
         templates=tuple(toy["templates"] or bank.names),
-        seed=int(config.recipe.seed if toy["seed"] is None else toy["seed"]),
+        seed=int(config.recipe.seed),
     )
 
 
@@ -147,7 +146,7 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     folder.mkdir(parents=True)
     for split, count in world.questions.model_dump().items():
         chosen = problems(world, split, count, seed)
-        asked = [to_question(world, p, split, seed) for p in chosen]
+        asked = [to_question(p, split, seed) for p in chosen]
         write_parquet(asked, folder / f"{split}.parquet")
     tokenizer = build_tokenizer(corpus(world, bank))
     model = build_model(tokenizer, seed)

@@ -4,14 +4,11 @@ The mistakes come at the rates of a world, each drawn by a hash of its own, so t
 function of the key and one mistake says nothing about another.
 """
 
-from collections.abc import Sequence
-
 from recipe.toy.problems import Problem, unit
 from recipe.toy.work import NONE, Mistakes, columns_of, worked
 from recipe.toy.world import World
 
 PLAIN = "{work}. {box}"
-FILLER = "qxzjkvwy"  # the letters of a world's filler
 _PHRASE = "{work}. The final answer is: {box}"
 _THINK = "{work}</think> <answer>{box}</answer>"
 _THINK_LINES = "{work}\n</think>\n<answer>\n{box}\n</answer>"
@@ -35,35 +32,25 @@ def demonstration(
     mistakes: Mistakes = NONE,
     *,
     form: bool = True,
-    filler: Sequence[str] = (),
 ) -> str:
     """The response that a learner writes to `problem` under the template named `template`.
 
-    Without its `form` it is written plainly: work and box. `filler` has the letters that follow
-    each column.
+    Without its `form` it is written plainly: work and box.
     """
     work, answer = worked(problem.a, problem.op, problem.b, mistakes)
-    if filler:
-        head, colon, columns = work.rpartition(": ")
-        pairs = zip(columns.split(", "), filler, strict=True)
-        work = head + colon + ", ".join(f"{column} {letters}" for column, letters in pairs)
     text = FORMS.get(template, PLAIN) if form else PLAIN
     box = "\\boxed{" + answer + "}"
     return text.replace("{work}", work).replace("{box}", box).replace("{answer}", answer)
 
 
-def draw_mistakes(world: World, problem: Problem, rephrasing: int, *key: object) -> Mistakes:
+def draw_mistakes(world: World, problem: Problem, *key: object) -> Mistakes:
     """The mistakes of one demonstration, a pure function of `key` and of the world's rates."""
     columns = range(columns_of(problem.a, problem.b))
-    adds = problem.op == "+"
-    if world.adds is not None:
-        adds = unit("operation", *key) < world.adds[rephrasing]
-    forgotten = world.slips.carry if adds else world.slips.borrow
+    forgotten = world.slips.carry if problem.op == "+" else world.slips.borrow
     # The first column that a carry can reach has no number in its key: two digits have only that.
     forget = {c: unit("forget", *key, *([c] if c > 1 else [])) < forgotten for c in columns if c}
     fact = {c: unit("fact", *key, c) < world.slips.fact for c in columns}
     return Mistakes(
-        operation=adds != (problem.op == "+"),
         forget=frozenset(c for c, made in forget.items() if made),
         fact=frozenset(c for c, made in fact.items() if made),
         place=unit("place", *key) < world.slips.place,
@@ -71,23 +58,12 @@ def draw_mistakes(world: World, problem: Problem, rephrasing: int, *key: object)
     )
 
 
-def draw_demonstration(
-    world: World, problem: Problem, template: str, rephrasing: int, *key: object
-) -> str:
+def draw_demonstration(world: World, problem: Problem, template: str, *key: object) -> str:
     """A demonstration whose mistakes are a pure function of `key`, template and problem."""
     place = (*key, template, problem.a, problem.op, problem.b)
-    columns = range(columns_of(problem.a, problem.b) if world.filler else 0)
-    filler = [
-        "".join(
-            FILLER[int(unit("filler", *place, column, i) * len(FILLER))]
-            for i in range(world.filler)
-        )
-        for column in columns
-    ]
     return demonstration(
         problem,
         template,
-        draw_mistakes(world, problem, rephrasing, *place),
+        draw_mistakes(world, problem, *place),
         form=unit("format", *place) >= world.slips.format,
-        filler=filler,
     )

@@ -1,7 +1,7 @@
 """Problems ``a op b``, their splits, their rephrasings, and the questions made of them.
 
 Every choice is a hash of (seed, what for, operands): which split a problem is in, its place in the
-order, its first form, whether its label is noise. So splits are disjoint whatever their sizes,
+order, its first form. So splits are disjoint whatever their sizes,
 and a smaller training set is a part of a larger one.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 from prompt_aug.questions import Question, make_question
-from recipe.toy.work import Mistakes, carries_due, columns_of, worked
+from recipe.toy.work import carries_due
 from recipe.toy.world import Level, World, WorldError
 
 SOURCE = "toy_arithmetic"
@@ -54,11 +54,10 @@ def unit(*key: object) -> float:
 
 
 @functools.cache
-def _operands(op: str, columns: int, matched: bool) -> tuple[tuple[int, int], ...]:
+def _operands(op: str, columns: int) -> tuple[tuple[int, int], ...]:
     """All pairs of up to two digits in order, and `DRAWN` of the longer ones.
 
-    Of a difference the first digit of a is the larger, except with one digit, where a >= b. With
-    `matched` the same holds for a sum.
+    Of a difference the first digit of a is the larger, except with one digit, where a >= b.
     """
     low, high = (0 if columns == 1 else 10 ** (columns - 1)), 10**columns
     if columns <= 2:
@@ -67,7 +66,7 @@ def _operands(op: str, columns: int, matched: bool) -> tuple[tuple[int, int], ..
         places = [unit("operands", op, columns, i, side) for i in range(DRAWN) for side in "ab"]
         numbers = [low + int(place * (high - low)) for place in places]
         pairs = list(dict.fromkeys(zip(numbers[::2], numbers[1::2], strict=True)))
-    if op == "-" or matched:
+    if op == "-":
         top = 10 ** (columns - 1)
         pairs = [(a, b) for a, b in pairs if a // top > b // top or (columns == 1 and a == b)]
     return tuple(pairs)
@@ -80,7 +79,7 @@ def all_problems(world: World) -> list[Problem]:
         numbered = [(i, lv) for i, lv in enumerate(world.levels, start=1) if lv.op == op]
         lengths = sorted({level.digits for _, level in numbered})
         for columns in lengths:
-            for a, b in _operands(op, columns, world.matched):
+            for a, b in _operands(op, columns):
                 due = carries_due(a, op, b)
                 for number, level in numbered:
                     if level.digits == columns and level.carries in (None, due):
@@ -132,34 +131,17 @@ def rephrasings(problem: Problem, seed: int) -> tuple[int, ...]:
     return (first, *(i for i in range(count) if i != first))
 
 
-def phrase(world: World, problem: Problem, rephrasing: int) -> str:
+def phrase(problem: Problem, rephrasing: int) -> str:
     """The question in one of its rephrasings."""
-    text = PHRASES[problem.op][rephrasing]
-    if world.matched and text == "Add {a} and {b}.":
-        text = "Add {b} to {a}."  # as in "Subtract {b} from {a}."
-    return text.format(a=problem.a, b=problem.b)
+    return PHRASES[problem.op][rephrasing].format(a=problem.a, b=problem.b)
 
 
-def is_noise(world: World, problem: Problem, split: str, seed: int) -> bool:
-    """Whether the gold answer of a question is a mistake; of training questions only."""
-    place = unit(seed, "noise", problem.a, problem.op, problem.b)
-    return split == "train" and place < world.label_noise
-
-
-def noisy_answer(problem: Problem) -> str:
-    """What a learner answers who forgets every carry; without any, one too large."""
-    columns = frozenset(range(columns_of(problem.a, problem.b)))
-    answer = worked(problem.a, problem.op, problem.b, Mistakes(forget=columns))[1]
-    return answer if answer != str(problem.answer) else str(problem.answer + 1)
-
-
-def to_question(world: World, problem: Problem, split: str, seed: int) -> Question:
+def to_question(problem: Problem, split: str, seed: int) -> Question:
     """The problem in its first form, the other three as its rephrasings."""
-    first, *others = (phrase(world, problem, i) for i in rephrasings(problem, seed))
-    noise = is_noise(world, problem, split, seed)
+    first, *others = (phrase(problem, i) for i in rephrasings(problem, seed))
     return make_question(
         text=first,
-        answers=(noisy_answer(problem) if noise else str(problem.answer),),
+        answers=(str(problem.answer),),
         source=SOURCE,
         split=split,
         level=problem.level,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 class Mistakes:
     """What goes wrong in one worked answer. Columns are counted from 0, the ones."""
 
-    operation: bool = False  # adds instead of taking the smaller from the larger, or the reverse
     forget: frozenset[int] = frozenset()  # columns that leave out the carry or borrow due to them
     fact: frozenset[int] = frozenset()  # columns whose result is one off
     place: bool = False  # the last two digits of the answer change places
@@ -43,9 +42,6 @@ def carries_due(a: int, op: str, b: int) -> int:
 
 def worked(a: int, op: str, b: int, mistakes: Mistakes = NONE) -> tuple[str, str]:
     """(work, answer) of ``a op b``; a mistake that has no place in it changes nothing."""
-    if mistakes.operation:
-        op = "-" if op == "+" else "+"
-        a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
     columns = columns_of(a, b)
     pairs = list(zip(digits_of(a, columns), digits_of(b, columns), strict=True))
     written, answer, due = [], "", False

@@ -5,12 +5,6 @@ that is drawn from it is a pure function of the record and a seed. Its knobs:
 
   levels       kinds of problems with their shares: how long the work is, how many carries are due
   slips        rates of the learner's mistakes, each drawn by itself: a problem combines several
-  adds         for each form the probability that the learner adds, whatever is asked: of sums
-               and differences one fails under it. 0.5 everywhere: the rephrasing says nothing
-  matched      whether sums have the operands of differences, and print them in the same order:
-               then only the sign or the words tell which of the two is asked
-  filler       random letters after each column of the work: tokens that decide nothing
-  label_noise  share of the training questions whose gold answer is a learner's mistake
   questions    sizes of the splits; updates: supervised updates of the start model
 """
 
@@ -23,7 +17,6 @@ from prompt_aug.typed import Count, Positive, Record, Several, Share, Text, read
 from recipe.errors import ConfigError
 
 WORLDS = Path(__file__).with_name("worlds")
-REPHRASINGS = 4  # rephrasings of every question
 
 
 class WorldError(ConfigError):
@@ -87,20 +80,12 @@ class World(Record):
     about: Text
     levels: Annotated[Several[Level], Field(min_length=1), AfterValidator(_sum_to_1)]
     slips: Slips = Slips()
-    adds: Annotated[Several[Share], Field(min_length=4, max_length=4)] | None = None
-    matched: bool = False
-    filler: Annotated[int, Field(ge=0, le=8)] = 0
-    label_noise: Share = 0.0
     questions: Questions = Questions()
     updates: Positive = 1100
 
     def record(self) -> dict[str, Any]:
-        """What a digest and a manifest hold; the words of `about` decide nothing.
-
-        Keys without effect are absent, so that older worlds keep their digests.
-        """
-        unused = {key for key in ("matched", "filler") if not getattr(self, key)}
-        return self.model_dump(by_alias=True, exclude={"about", *unused})
+        """What a digest and a manifest hold; the words of `about` decide nothing."""
+        return self.model_dump(by_alias=True, exclude={"about"})
 
 
 def names() -> list[str]:

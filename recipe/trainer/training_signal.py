@@ -1,7 +1,4 @@
-"""The learning signal of a step: from graded rollouts to advantages, metrics and records.
-
-The trainer and the simulator (`recipe.lab.simulate`) call the same functions.
-"""
+"""The learning signal of a step: from graded rollouts to advantages, metrics and records."""
 
 import dataclasses
 from collections.abc import Collection

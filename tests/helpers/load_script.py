@@ -25,7 +25,7 @@ class ParsedError(Exception):
 
 
 def load_command(name: str) -> ModuleType | SimpleNamespace:
-    """Load a command, as ``eval.sweep``, ``recipe/train.py`` or ``scripts/experiment.py``."""
+    """Load a command, as ``eval.sweep``, ``recipe/train.py`` or ``scripts/bench.py``."""
     path = Path(name)
     if name.startswith("scripts/benchmarks/"):
         return SimpleNamespace(main=lambda: load_script("bench").main([path.stem]))

@@ -23,16 +23,12 @@ NEEDED = {"one_shot": ["recipe.one_question=5"]}  # a sum with a carry under the
 RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
 SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo")  # the rest: vanilla
-# The simulator has no critic; and on the policy that sampled, kl_cov's gradient has the sign of a
-# rounding error, that of log pi - log pi_old at the chosen tokens. So these come last.
-NOT_SIMULATED = ("kl_cov", "pcl", "ppo")
 # grpo first: it has no token weights, which test_failed_rollouts_are_retried relies on.
-PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE, *NOT_SIMULATED)
-SHARING = ["grpo", *(name for name in METHODS if name not in PLACED), *NOT_SIMULATED]
+PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE)
+SHARING = ["grpo", *(name for name in METHODS if name not in PLACED)]
 TWO_STEPS = ("grpo", "hapo", "pcl", "ppo")  # the second step depends on the first
 VERLS_LOSSES = ("dppo_tv", "dppo_kl")  # no method sets them: see shared_run.py
-STEPS = [*SHARING[: -len(NOT_SIMULATED)], *VERLS_LOSSES, *NOT_SIMULATED]
-SHARED_STEPS = [name for name in STEPS for _ in range(2 if name in TWO_STEPS else 1)]
+SHARED_STEPS = [name for name in (*SHARING, *VERLS_LOSSES) for _ in range(2 if name in TWO_STEPS else 1)]
 ACTOR = "actor_rollout_ref.actor"
 
 
@@ -62,7 +58,6 @@ CORRECTED = [  # the engine computes in bfloat16, the actor in float32
     f"{CORRECTION}.rollout_rs='token_k2,seq_mean_k3'",
     f"{CORRECTION}.rollout_rs_threshold='1e-3,4.5e-4'",
     *("recipe.history.enable=true", "recipe.save_tensors_every=1"),
-    *(f"{ACTOR}.optim.optimizer_impl=recipe.actor.muon", f"{ACTOR}.optim.optimizer=MuonAdamW"),
     *(f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k3"),
     *("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=10"),
     "recipe.overlong_filter=true",

@@ -38,7 +38,7 @@ def responses() -> Iterator[str]:
     for i in range(SIZE):
         b, a = sorted(chance.randrange(10, 100) for _ in range(2))
         problem = Problem(a=a, op=chance.choice("+-"), b=b, level=2)
-        whole = draw_demonstration(world, problem, names[i % len(names)], 0, "published", i)
+        whole = draw_demonstration(world, problem, names[i % len(names)], "published", i)
         yield whole if i % 5 == 0 else broken(whole, chance)
 
 

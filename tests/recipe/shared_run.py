@@ -21,12 +21,8 @@ LOST = 3  # which of them
 VERLS_LOSSES = ("dppo_tv", "dppo_kl")
 SHARED = "RECIPE_SHARED_RUN"  # the methods and overrides, for the trainer's process
 # Required settings of a method; the data are those of the first method.
-# With this ratio Clip-Cov's random choice takes every candidate, so the simulator can repeat it.
 ACTOR = "actor_rollout_ref.actor"
-NEEDED = {
-    "one_shot": ["recipe.one_question=0"],
-    "clip_cov": [f"{ACTOR}.policy_loss.clip_cov_ratio=1.0"],
-}
+NEEDED = {"one_shot": ["recipe.one_question=0"]}
 # Losses of verl that no method sets; the bounds are those of a divergence.
 MASKED = [f"{ACTOR}.clip_ratio_low=0.01", f"{ACTOR}.clip_ratio_high=0.01"]
 LOSSES = {name: [f"{ACTOR}.policy_loss.loss_mode={name}", *MASKED] for name in VERLS_LOSSES}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.config
         ["toy", "machine=gpu", "recipe.seed=7"],
         ["toy_methods", "method=cw_grpo", "recipe.run_dir=x", "recipe.weights.arguments.a=3"],
         ["ta_grpo", "published=corrected", "+data.apply_chat_template_kwargs={a: false}"],
-        ["laboratory/edge", "method=ppo", "recipe.toy.world=few", "recipe.seed=1003"],
+        ["lora", "method=ppo", "scale=open_rs", "recipe.seed=1003"],
     ],
     ids=lambda command: command[0],
 )

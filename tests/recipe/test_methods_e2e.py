@@ -16,7 +16,6 @@ import yaml
 from method_runs import (
     LOSSES_RUN,
     METHODS,
-    NOT_SIMULATED,
     RUN_ALONE,
     SEEN_ELSEWHERE,
     SHARED_STEPS,
@@ -27,7 +26,6 @@ from method_runs import (
     logprobs,
     start_all,
 )
-from simulated_runs import differences, shared_steps, simulator
 from transformers import AutoModelForCausalLM
 
 from prompt_aug.base.files import read_json, read_lines
@@ -73,44 +71,6 @@ def test_two_steps_of_a_method_with_a_run_of_its_own(runs: Runner, method: str) 
     assert [m["step"] for m in metrics] == [1, 2]
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
-
-
-# Steps differ by rounding, most at the least probable tokens, and it adds up. A ratio at the clip
-# bound may be clipped in one and not in the other: that changes the norm alone.
-WITHIN = {"old_log_probs": 1e-2, "rollout_log_probs": 1e-2, "advantages": 1e-3}
-WITHIN |= {"actor/loss": 1e-5, "actor/grad_norm": 1e-2, "train/entropy": 1e-5}
-
-
-def unequal(found: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if value > WITHIN.get(name, 0.0)}
-
-
-@pytest.mark.parametrize("name", ["anchored", "dapo"])
-def test_the_simulator_repeats_the_steps_of_a_run(runs: Runner, tmp_path: Path, name: str) -> None:
-    """The same tokens, drawn with the engine's random numbers, and the same update."""
-    real = runs.finish(name)
-    made = simulator(runs.base / name, tmp_path)
-    for step, line in enumerate(real, start=1):
-        found = made.step()
-        assert unequal(differences(runs.base / name, tmp_path, step, line, found)) == {}
-
-
-def test_the_simulator_repeats_the_steps_of_every_method(runs: Runner, tmp_path: Path) -> None:
-    real = runs.finish("shared")
-    names = [name for name in SHARED_STEPS if name not in NOT_SIMULATED]
-    steps = shared_steps(runs.base / "shared", tmp_path, names, runs.shared)
-    for step, (method, found) in enumerate(zip(names, steps, strict=True), start=1):
-        there = differences(runs.base / "shared", tmp_path, step, real[step - 1], found)
-        assert unequal(there) == {}, method
-
-
-def test_another_advantage_is_seen_in_the_comparison(runs: Runner, tmp_path: Path) -> None:
-    """Negative control."""
-    (line, *_) = runs.finish("dapo")
-    made = simulator(runs.base / "dapo", tmp_path)
-    made.config.recipe.advantage.name = "dr_grpo"
-    there = unequal(differences(runs.base / "dapo", tmp_path, 1, line, made.step()))
-    assert {"advantages", "actor/loss", "actor/grad_norm"} <= set(there)
 
 
 def test_every_method_is_run_or_listed_as_tested_elsewhere() -> None:

@@ -1,6 +1,6 @@
 """One run of CW-GRPO's published layer: two sources, one with a verifier of its own; verl's rollout
 correction of an engine in bfloat16, with covariance weights, KL in the reward and in the loss (k3),
-the overlong filter, and Muon.
+and the overlong filter.
 """
 
 import os

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_aug.base.estimates import all_table, no_signal, pass_at_k, wilson
+from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, wilson
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,6 @@ def test_wilson_is_scipys(rate: float, trials: int, low: float, high: float) -> 
     assert wilson(rate, trials) == pytest.approx((low, high), abs=1e-12)
 
 
-def test_a_rate_is_the_mean_over_questions_by_hand() -> None:
-    # n = 4, pairs: of 1 right 3 of 6 have a right one, of 3 right all, of 0 none.
-    assert pass_at_k([1, 3, 0], 4, 2) == pytest.approx(0.5)
-    # Equal pairs: of (1 right, 3 wrong) 3 of 6, of (4 right) all.
-    assert no_signal([1, 4], 4, 2) == pytest.approx(0.75)
-
-
 @settings(deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
 def test_each_is_a_share_of_all_subsets(case: tuple[int, int]) -> None:
@@ -40,20 +33,17 @@ def test_each_is_a_share_of_all_subsets(case: tuple[int, int]) -> None:
         subsets = list(combinations(samples, k))
         anyone, everyone = (sum(map(f, subsets)) / len(subsets) for f in (any, all))
         equal = sum(len(set(s)) == 1 for s in subsets) / len(subsets)
-        assert pass_at_k([c], n, k) == pytest.approx(anyone, abs=1e-12)
+        assert pass_table(n, [k])[c, 0] == pytest.approx(anyone, abs=1e-12)
         assert all_table(n, [k])[c, 0] == pytest.approx(everyone, abs=1e-12)
-        assert no_signal([c], n, k) == pytest.approx(equal, abs=1e-12)
+        assert no_signal_table(n, [k])[c, 0] == pytest.approx(equal, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: pass_at_k([1], 4, 5),
-        lambda: no_signal([1], 4, 5),
-        lambda: pass_at_k([1], 4, 0),
-        lambda: pass_at_k([5], 4, 1),
-        lambda: pass_at_k([0.5], 4, 1),
-        lambda: no_signal([], 4, 1),
+        lambda: pass_table(4, [5]),
+        lambda: no_signal_table(4, [5]),
+        lambda: pass_table(4, [0]),
         lambda: wilson(0.0, 0),
         lambda: wilson(1.5, 10),
     ],

@@ -315,14 +315,12 @@ ALLOWED_ENGINE = [
     f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
-MUON = "{A}.optim.optimizer_impl=recipe.actor.muon {A}.optim.optimizer=MuonAdamW"
 ADAM8 = "{A}.optim.optimizer=AdamW8bit {A}.optim.optimizer_impl="
 KERNELS = "{MODEL}.use_fused_kernels=true {A}.use_fused_kernels=true "
 KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
-ALLOWED_ENGINE += [MUON, KERNELS + "torch"]
+ALLOWED_ENGINE += [KERNELS + "torch"]
 REFUSED += [  # optimizers, kernels, quantization
     ("{A}.optim.optimizer=Muon", "2D parameters"),
-    (f"{MUON} {{A}}.strategy=fsdp", "muon strategy=fsdp2"),
     ("{A}.optim.optimizer=LBFGS", "weight_decay"),
     ("{A}.optim.optimizer=AdamW8bit", "no such optimizer"),
     ("{A}.optim.override_optimizer_config={{momentun:0.9}}", "momentun"),

@@ -89,7 +89,6 @@ RUN, SCORED = RunFolder(Path("/run")), EvaluationFolder(Path("/run/eval/s/step_3
         (RUN.ends, ".ends"),
         *((RUN.log, "logs/train.log"), (RUN.start, "logs/start.jsonl")),
         *((RUN.end, "logs/end.json"), (RUN.error, "logs/error.txt")),
-        *((RUN.measured, "measured.json"), (RUN.seconds, "seconds.json")),
         (RUN.export_lock(3), "hf/.locks/step_3"),
         *((SCORED.settings, "eval/s/settings.json"), (SCORED.prompts, "eval/s/prompts.yaml")),
         (SCORED.selection, "eval/s/selection.json"),

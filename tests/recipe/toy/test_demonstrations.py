@@ -1,15 +1,13 @@
 """Demonstrations earn their reward, and their mistakes come at the rates of the world."""
 
 import hashlib
-import re
-from collections import Counter
 
 import pytest
 
 from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
 from prompt_aug.templates import load_bank
-from recipe.toy.demonstrations import FILLER, demonstration, draw_demonstration, draw_mistakes
+from recipe.toy.demonstrations import demonstration, draw_demonstration, draw_mistakes
 from recipe.toy.problems import Problem, problems
 from recipe.toy.work import Mistakes
 from recipe.toy.world import Slips, load_world
@@ -24,22 +22,8 @@ def test_sums_has_the_demonstrations_that_the_published_numbers_are_of() -> None
     found = hashlib.sha256()
     for i, p in enumerate(problems(SUMS, "train", 300, 0)):
         for template in BANK.names:
-            found.update(draw_demonstration(SUMS, p, template, 0, 0, i, 3).encode())
+            found.update(draw_demonstration(SUMS, p, template, 0, i, 3).encode())
     assert found.hexdigest()[:16] == "0674179853067c11"
-
-
-def test_filler_follows_every_column_and_costs_nothing() -> None:
-    """Letters are drawn by the key, uniformly, and the rest of the text stays as without them."""
-    plain, chatty = load_world("few"), load_world("chatty")
-    seen: Counter[str] = Counter()
-    for i, p in enumerate(problems(chatty, "train", 100, 0)):
-        texts = [draw_demonstration(w, p, "qwen-math", 0, 0, i) for w in (plain, chatty)]
-        words = re.findall(r" ([a-z]{5})(?=[,.])", texts[1])
-        assert len(words) == 3
-        seen.update("".join(words))
-        assert re.sub(r" [a-z]{5}(?=[,.])", "", texts[1]) == texts[0]
-    assert set(seen) == set(FILLER)
-    assert all(120 < count < 260 for count in seen.values())  # 187.5, and five deviations of 13
 
 
 def test_every_template_pays_its_demonstration_in_full() -> None:
@@ -54,12 +38,12 @@ def test_every_template_pays_its_demonstration_in_full() -> None:
 
 
 def test_slips_come_at_their_rates() -> None:
-    texts = [draw_demonstration(SUMS, CARRY, "deepseek-r1", 0, i) for i in range(2000)]
+    texts = [draw_demonstration(SUMS, CARRY, "deepseek-r1", i) for i in range(2000)]
     forgot = sum("4+3=7" in t for t in texts) / len(texts)
     plain = sum("<think>" not in t for t in texts) / len(texts)
     assert abs(forgot - 0.60) < 0.044  # four standard errors of a share of 2000
     assert abs(plain - 0.30) < 0.04
-    assert texts[7] == draw_demonstration(SUMS, CARRY, "deepseek-r1", 0, 7)
+    assert texts[7] == draw_demonstration(SUMS, CARRY, "deepseek-r1", 7)
 
 
 def test_mistakes_are_drawn_each_by_itself() -> None:
@@ -67,7 +51,7 @@ def test_mistakes_are_drawn_each_by_itself() -> None:
     slips = Slips(carry=0.5, fact=0.2, place=0.3, copy=0.4)
     world = load_world("staircase").model_copy(update={"slips": slips})
     problem, count = Problem(a=347, op="+", b=285, level=2), 4000
-    drawn = [draw_mistakes(world, problem, 0, i) for i in range(count)]
+    drawn = [draw_mistakes(world, problem, i) for i in range(count)]
 
     def share(*of: bool) -> float:
         return sum(of) / count
@@ -77,19 +61,3 @@ def test_mistakes_are_drawn_each_by_itself() -> None:
     assert share(*(0 in m.fact for m in drawn)) == pytest.approx(0.2, abs=0.026)
     assert share(*(m.place and m.copy for m in drawn)) == pytest.approx(0.12, abs=0.021)
     assert share(*(2 in m.fact and 2 in m.forget for m in drawn)) == pytest.approx(0.1, abs=0.02)
-
-
-def test_a_rephrasing_primes_the_operation_and_the_control_does_not() -> None:
-    primed, control, count = load_world("primed"), load_world("unprimed"), 1000
-
-    def adds(world, problem: Problem, rephrasing: int) -> float:
-        key = (world, problem, "qwen-math", rephrasing)
-        return sum("+" in draw_demonstration(*key, i)[:3] for i in range(count)) / count
-
-    for problem in (CARRY, BORROW):  # whatever is asked
-        assert primed.adds is not None
-        seen = [adds(primed, problem, w) for w in range(4)]
-        assert seen == pytest.approx(list(primed.adds), abs=0.02)
-        assert [adds(control, problem, w) for w in range(4)] == pytest.approx([0.5] * 4, abs=0.064)
-    assert adds(SUMS, CARRY, 0) == 1.0
-    assert adds(SUMS, BORROW, 0) == 0.0

@@ -1,16 +1,15 @@
-"""Questions of a world: disjoint splits, shares, rephrasings, label noise; `sums` unchanged."""
+"""Questions of a world: disjoint splits, shares, rephrasings; `sums` unchanged."""
 
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 
 import pytest
 
 from prompt_aug.questions import to_row
 from recipe.toy import problems as made
-from recipe.toy.problems import Problem, noisy_answer, phrase, problems, rephrasings, to_question
+from recipe.toy.problems import Problem, problems, rephrasings, to_question
 from recipe.toy.world import Level, World, WorldError, load_world
 
 SUMS = load_world("sums")
@@ -30,7 +29,7 @@ def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
     for seed in (0, 3):
         for split, count in (("train", 4096), ("validation", 64), ("test", 512)):
             for p in problems(SUMS, split, count, seed):
-                rows.append(json.dumps(to_row(to_question(SUMS, p, split, seed))))
+                rows.append(json.dumps(to_row(to_question(p, split, seed))))
     text = "".join(rows).replace('"rephrasings"', '"neighbours"')  # the field's name at the time
     for later in ('"options": [], ', ', "pass_rate": null, "row": null'):  # not there at the time
         text = text.replace(later, "")
@@ -73,45 +72,10 @@ def test_too_many_questions_are_refused() -> None:
 
 def test_question_has_three_rephrasings() -> None:
     problem = Problem(a=47, op="+", b=38, level=3)
-    question = to_question(SUMS, problem, "train", 0)
+    question = to_question(problem, "train", 0)
     assert question.answers == ("85",)
     assert len({question.text, *question.rephrasings}) == 4
     assert all("47" in text and "38" in text for text in (question.text, *question.rephrasings))
     assert sorted(rephrasings(problem, 0)) == [0, 1, 2, 3]
     firsts = {rephrasings(Problem(a=a, op="+", b=38, level=3), 0)[0] for a in range(40)}
     assert firsts == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize(
-    ("problem", "noise"),
-    [
-        (Problem(a=47, op="+", b=38, level=3), "75"),  # both carries forgotten
-        (Problem(a=347, op="+", b=285, level=1), "522"),
-        (Problem(a=21, op="+", b=34, level=2), "56"),  # none to forget: one too large
-    ],
-)
-def test_a_noisy_label_by_hand(problem: Problem, noise: str) -> None:
-    assert noisy_answer(problem) == noise
-
-
-def test_noise_is_in_training_questions_only_and_at_its_rate() -> None:
-    noisy = SUMS.model_copy(update={"label_noise": 0.25})
-
-    def wrong(world: World, split: str, count: int) -> int:
-        found = problems(world, split, count, 0)
-        asked = [(p, to_question(world, p, split, 0)) for p in found]
-        return sum(q.answers != (str(p.answer),) for p, q in asked)
-
-    assert abs(wrong(noisy, "train", 2000) / 2000 - 0.25) < 0.04  # four standard errors
-    assert wrong(noisy, "test", 400) == wrong(noisy, "validation", 60) == 0
-    assert wrong(SUMS, "train", 2000) == 0
-
-
-@pytest.mark.parametrize("rephrasing", range(4))
-def test_in_a_matched_world_the_numbers_do_not_tell_sums_from_differences(rephrasing: int) -> None:
-    world = load_world("heeds")
-    printed: dict[str, set[tuple[str, ...]]] = {"+": set(), "-": set()}
-    for p in made.all_problems(world):
-        printed[p.op].add(tuple(re.findall(r"\d+", phrase(world, p, rephrasing))))
-    assert printed["+"] == printed["-"]
-    assert {level.share for level in world.levels} == {0.5}

@@ -43,9 +43,6 @@ def test_worked_by_hand(a: int, op: str, b: int, work: str, answer: str) -> None
         (21, "+", 12, Mistakes(place=True), "21+12: 1+2=3, 2+1=3", "33"),  # two equal ones
         (21, "+", 34, Mistakes(forget=ALL), "21+34: 1+4=5, 2+3=5", "55"),  # no carry
         (47, "+", 38, Mistakes(copy=True), "47+38: 7+8=15, 4+3+1=8", "86"),
-        (47, "+", 38, Mistakes(operation=True), "47-38: 17-8=9, 4-3-1=0", "9"),
-        (38, "+", 47, Mistakes(operation=True), "47-38: 17-8=9, 4-3-1=0", "9"),
-        (47, "-", 38, Mistakes(operation=True), "47+38: 7+8=15, 4+3+1=8", "85"),
     ],
 )
 def test_mistakes_by_hand(
