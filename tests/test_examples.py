@@ -1,5 +1,6 @@
 """Every example composes, would start, and differs from its baseline only as stated."""
 
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.config
 
 NAMES = example_names()
 METHODS = group_names("method")
+# method -> its command in the table of examples/README.md
+ROW = re.compile(r"^\| \[?(\w+)\b.* \| `([^`]+)` \| [^|]*\|$", re.MULTILINE)
+COMMAND = dict(ROW.findall((EXAMPLES / "README.md").read_text("utf-8")))
+ON_MATH = "math_methods method="
+STAR, GRPO_DS, DR_GRPO = (COMMAND[name] for name in ("ta_grpo_star", "grpo_ds", "dr_grpo"))
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TEMPLATES, STEPS = "recipe.augment.templates", "trainer.total_training_steps"
@@ -39,7 +45,7 @@ AUGMENT = {"recipe.augment.mode", TEMPLATES, "recipe.reward.format_weight"}
 # {command: settings of the paper or its authors, or of our layer beside it}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ta_grpo": {"recipe.augment.instruction": "user", "recipe.reward.extraction": "strict"},
-    "grpo_ds": {f"{ROLLOUT}.n": 8, TEMPLATES: ["ta-grpo"]},
+    GRPO_DS: {f"{ROLLOUT}.n": 8, TEMPLATES: ["ta-grpo"]},
     "cw_grpo": {
         **{"recipe.augment.style": "chat", "recipe.augment.format": "published"},
         **{KL: True, f"{ACTOR}.kl_loss_coef": 0.04, f"{ROLLOUT}.max_model_len": 4096},
@@ -60,7 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "recipe.reward.extraction": "default",
         **{KL: True, f"{ACTOR}.kl_loss_coef": 0.001, f"{ROLLOUT}.temperature": 1.0},
     },
-    "grpo_ds published=corrected": {f"{ROLLOUT}.n": 32},
+    f"{ON_MATH}grpo_ds scale=math_train published=corrected": {f"{ROLLOUT}.n": 32},
     "cw_grpo published=corrected": {
         "recipe.augment.format": "strict",
         "recipe.augment.style": "raw",
@@ -76,7 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{f"{ROLLOUT}.temperature": 0.6, ENTROPY: 0.001, TEMPLATES: ["one-shot"]},
         **{"recipe.augment.bank": "papers", "recipe.reward.extraction": "strict"},
     },
-    "dr_grpo": {SCALE: 3072, "data.max_response_length": 3072},
+    DR_GRPO: {SCALE: 3072, "data.max_response_length": 3072},
     "hapo scale=open_rs": {"recipe.history.weight": 1.0, "recipe.reward.format_weight": 0.0},
 }
 SIZE_KEYS = (
@@ -140,7 +146,7 @@ TOY = {
 BASELINE = "toy_methods method=grpo"
 ON_TOY = {(" ".join(toy_command(name)), BASELINE): keys for name, keys in TOY.items()}
 LIKE_GRPO = (
-    *("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "kl_cov"),
+    *("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo"),
     *("hapo", "curriculum"),
 )
 DAPO_LOSS = (
@@ -150,17 +156,19 @@ DAPO_LOSS = (
 PUBLISHED = {
     ("ta_grpo", "ta_grpo method=grpo"): {ADVANTAGE, COUNT},
     ("cw_grpo", "cw_grpo method=grpo"): {WEIGHTS},
-    ("grpo_ds", "grpo_ds method=grpo"): {FILTER},
-    ("ta_grpo method=grpo published=grpo_ds", "grpo_ds method=grpo"): set(),
+    (GRPO_DS, "ta_grpo method=grpo published=grpo_ds"): {FILTER},
     ("prompt_aug", DAPO_LOSS): {*AUGMENT, TOY_TEMPLATES},
     ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
-    ("ta_grpo", "ta_grpo_star"): {ADVANTAGE, RATIO},
-    ("ta_grpo", "grpo_ds"): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
-    ("ta_grpo published=corrected", "grpo_ds published=corrected"): {ADVANTAGE, COUNT, FILTER},
+    ("ta_grpo", STAR): {ADVANTAGE, RATIO},
+    ("ta_grpo", GRPO_DS): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
+    (
+        "ta_grpo published=corrected",
+        f"{ON_MATH}grpo_ds scale=math_train published=corrected",
+    ): {ADVANTAGE, COUNT, FILTER},
     ("dapo", "prompt_aug"): {*AUGMENT, TOY_TEMPLATES, f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
     ("cw_grpo", "clip_cov"): {WEIGHTS, MODE, *OPEN_CLIP},
-    ("cw_grpo", "clip_cov_global"): {WEIGHTS, *OPEN_CLIP},
-    ("one_shot", "entropy_only"): {ADVANTAGE, KL, f"{ACTOR}.optim.weight_decay", STEPS},
+    ("cw_grpo", COMMAND["clip_cov_global"]): {WEIGHTS, *OPEN_CLIP},
+    ("one_shot", COMMAND["entropy_only"]): {ADVANTAGE, KL, f"{ACTOR}.optim.weight_decay", STEPS},
     # The baseline of arXiv 2602.03190 has a KL term and a token mean.
     ("dapo", "grpo"): TOY["dapo"] - {MEAN} | {KL},
     ("prompt_aug", "grpo"): TOY["prompt_aug"] - {MEAN} | {KL, TOY_TEMPLATES},
@@ -172,7 +180,8 @@ PUBLISHED = {
         *("recipe.augment.bank", "recipe.reward.extraction"),
     },
     # These are compared with GRPO as in its own paper.
-    **{(n, f"{n} method=grpo"): TOY[n] for n in LIKE_GRPO},
+    **{(COMMAND[n], f"{COMMAND[n].split()[0]} method=grpo"): TOY[n] for n in LIKE_GRPO},
+    ("kl_cov", "kl_cov method=grpo"): TOY["kl_cov"],
 }
 
 
@@ -184,25 +193,28 @@ def differing(one: Any, other: Any) -> set[str]:
     return {k for k in keys - IDENTITY if not k.startswith(IDLE)}
 
 
-def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
-    assert METHODS
-    assert set(NAMES) == {*METHODS, "toy", "toy_methods", "lora"}
-    assert set(TOY) == set(METHODS) - {"grpo"}
+def test_every_method_has_a_row_whose_command_trains_it() -> None:
+    assert set(METHODS) == set(COMMAND) == {*TOY, "grpo"}
     assert len(validate(composed("prompt_aug")).bank) == 13
-    for name in METHODS:
+    for name, command in COMMAND.items():
+        config = composed(*command.split())
+        assert (config.recipe.name, config.recipe.method) == (name, name)
+        assert config.trainer.device == "cuda"
+        assert composed(*toy_command(name)).recipe.name == f"toy_{name}"
+    for name in set(NAMES) & set(METHODS):
         text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
         toy = " ".join(toy_command(name))
         for command in (f"submit.sh train {name} recipe.run_dir=", f"-m recipe.train {toy}"):
             assert command in text, f"{name}/README.md does not have '{command}'"
-        assert composed(name).recipe.name == name
-        assert composed(*toy_command(name)).recipe.name == f"toy_{name}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+STARTED = sorted({*NAMES, *COMMAND.values()})
+
+
+@pytest.mark.parametrize("name", STARTED)
 def test_an_example_would_start(name: str) -> None:
-    config = composed(name)
+    config = composed(*name.split())
     validate(config)
-    assert config.trainer.device == ("cuda" if name in (*METHODS, "lora") else "cpu")
     if config.trainer.device == "cpu":
         return
     for path in {*config.data.train_files, *config.data.val_files}:
@@ -220,8 +232,8 @@ def test_verl_converts_every_example() -> None:
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    for name in NAMES:
-        config = composed(name)
+    for name in STARTED:
+        config = composed(*name.split())
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=False
         )

@@ -93,10 +93,11 @@ def _headline(path: Path) -> str:
 def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file or "command line", its values by key), in the order in which hydra merges them."""
     folder = example_folder(example)
+    overrides = [readable(text) for text in overrides]  # composes `base`: before hydra's context
     with initialize_config_dir(str(folder), version_base=None):
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list(
-            "config", [search_path(CONFIG), *map(readable, overrides)], RunMode.RUN
+            "config", [search_path(CONFIG), *overrides], RunMode.RUN
         )
         for default in found.defaults:
             if default.config_path is None or default.config_path.startswith("hydra"):
@@ -106,7 +107,7 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str,
             content.pop("defaults", None)
             package = f"{default.package}." if default.package else ""
             yield _place(path, folder), dict(flat(content, package))
-    for text in map(readable, overrides):
+    for text in overrides:
         override = OverridesParser.create().parse_override(text)
         yield "command line", dict(flat({override.key_or_group: override.value()}))
 

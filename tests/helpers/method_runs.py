@@ -28,7 +28,8 @@ PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE)
 SHARING = ["grpo", *(name for name in METHODS if name not in PLACED)]
 TWO_STEPS = ("grpo", "hapo", "pcl", "ppo")  # the second step depends on the first
 VERLS_LOSSES = ("dppo_tv", "dppo_kl")  # no method sets them: see shared_run.py
-SHARED_STEPS = [name for name in (*SHARING, *VERLS_LOSSES) for _ in range(2 if name in TWO_STEPS else 1)]
+STEPS = [*SHARING, *VERLS_LOSSES]
+SHARED_STEPS = [name for name in STEPS for _ in range(2 if name in TWO_STEPS else 1)]
 ACTOR = "actor_rollout_ref.actor"
 
 

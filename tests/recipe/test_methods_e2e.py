@@ -6,7 +6,6 @@ its published layer, and is exported and evaluated.
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np

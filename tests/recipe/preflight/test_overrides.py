@@ -6,7 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recipe.config import show
-from recipe.config.compose import compose_config, readable
+from recipe.config.compose import base, compose_config, known_keys, readable
 from recipe.errors import ConfigError
 
 PATHS = [
@@ -104,3 +104,10 @@ def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
     with pytest.raises(ConfigError, match="augment"):
         show.notes("ta_grpo", ["method=prompt_aug"])
     assert len(show.notes("grpo", ["method=cispo"])) == 1  # a KL term, as its baseline has
+
+
+@pytest.mark.config
+def test_sources_are_shown_before_anything_else_was_composed() -> None:
+    base.cache_clear()
+    known_keys.cache_clear()
+    assert show.overruled("toy_methods", ["method=gspo", "recipe.seed=1"]) == {}
