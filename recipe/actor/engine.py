@@ -5,19 +5,22 @@ With ``recipe.patches.cpu.engines`` verl's own engine runs, which computes each 
 tests/recipe/actor compares values and gradients of the two.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as functional
 from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import recipe.patches.cpu.engines  # noqa: F401  (verl's own classes for the device cpu)
-from recipe.actor.prefix_tree import Forest, plant
-from recipe.patches.logprobs import CHUNK
+from recipe.actor.prefix_tree import Forest, batches, plant
+from recipe.patches.logprobs import logprobs_of_nodes
 
 # Model types in which tokens interact only through causal attention.
 SUPPORTED = ("llama", "qwen2", "qwen3")
@@ -28,6 +31,9 @@ NOT_PLAIN = {
     "distillation_use_topk": False,
     "distillation_only": False,
 }
+# Keys of a batch or micro-batch, set by `PrefixTreeEngine` and `by_prefix`.
+SKIPS_ZEROS = "rows_without_advantage_have_no_gradient"
+NO_GRADIENT = "no_gradient"
 
 
 def supported(model: torch.nn.Module) -> bool:
@@ -44,23 +50,85 @@ def supported(model: torch.nn.Module) -> bool:
     return bool(full and by_mask and causal and not dropout)
 
 
-def values_of(logits_NV: Tensor, labels: Tensor, node: Tensor) -> Tensor:
-    """log softmax(logits[node])[labels], float32; several tokens may share the logits of a node."""
-    chosen = logits_NV.flatten().gather(0, node * logits_NV.shape[-1] + labels).float()
-    lse_N = torch.cat([part.float().logsumexp(-1) for part in logits_NV.split(CHUNK)])
-    return chosen - lse_N.gather(0, node)
+def is_zero_without_advantage(loss_function: Any) -> bool:
+    """Return whether the gradient of verl's loss is exactly 0 where all advantages are 0.
+
+    True for the clipped surrogate alone; a KL term or an entropy bonus has a gradient of its own.
+    """
+    config = getattr(loss_function, "keywords", {}).get("config")
+    mode = getattr(getattr(config, "policy_loss", None), "loss_mode", None)
+    return mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff
+
+
+def without_advantage(data: TensorDict) -> list[bool]:
+    """Return for each row whether all of its advantages are 0."""
+    return [not bool(row.any()) for row in data["advantages"].unbind()]
+
+
+def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[list[int]]]:
+    """Replaces verl's `prepare_micro_batches`: a token budget counts shared prefixes once.
+
+    verl balances rows over micro-batches by length, which scatters the rows of a question. Here
+    rows with common prefixes are in one micro-batch. Rows without any advantage come first, in
+    micro-batches of their own, which need no backward pass (`SKIPS_ZEROS`). The last micro-batch
+    always has one: FSDP reduces the gradients there, and Adam needs them, if only zeros.
+    """
+    dynamic = tu.get_non_tensor_data(data, "use_dynamic_bsz", True)
+    group = options.get("dp_group")
+    ranks = torch.distributed.get_world_size(group) if group is not None else 1
+    if not dynamic or ranks > 1:  # several ranks must have equally many micro-batches
+        return VERLS(data=data, **options)
+    rows = [row.tolist() for row in data["input_ids"].unbind()]
+    skips = tu.get_non_tensor_data(data, SKIPS_ZEROS, False)
+    silent = without_advantage(data) if skips else [False] * len(rows)
+    found: list[list[int]] = []
+    micro_batches = []
+    for kind in (True, False):
+        chosen = [index for index, is_silent in enumerate(silent) if is_silent is kind]
+        for part in batches([rows[i] for i in chosen], data["max_token_len_per_gpu"]):
+            found.append([chosen[i] for i in part])
+            micro_batches.append(tu.index_select_tensor_dict(data, found[-1]))
+            tu.assign_non_tensor(micro_batches[-1], **{NO_GRADIENT: kind})
+    tu.assign_non_tensor(micro_batches[-1], **{NO_GRADIENT: False})
+    return micro_batches, found
+
+
+VERLS = transformer_impl.prepare_micro_batches
+transformer_impl.prepare_micro_batches = by_prefix
 
 
 class PrefixTreeEngine(FSDPEngineWithLMHead):
     """Computes the common prefixes of a micro-batch's rows once.
 
-    The largest micro-batches share most. Unsupported inputs fall back to verl's implementation:
+    With dynamic micro-batches (`by_prefix`) logits are computed only where they are read: a prompt
+    needs those of its last token alone. Unsupported inputs fall back to verl's implementation:
     packed rows, fused kernels, images, distillation, other types of models.
 
     Overrides of verl:
+      forward_backward_batch  whether rows without advantage have no gradient
+      forward_step            no graph for a micro-batch of such rows
       prepare_model_inputs    a forest instead of padded rows
       prepare_model_outputs   the value of every token from its node
     """
+
+    _read: Tensor | None = None  # nodes whose logits are read in this forward pass; None: all
+    _head: torch.nn.Module | None = None  # the output matrix that selects them
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
+    ) -> Any:
+        skips = not forward_only and is_zero_without_advantage(loss_function)
+        tu.assign_non_tensor(data, **{SKIPS_ZEROS: skips})
+        return super().forward_backward_batch(data, loss_function, forward_only)
+
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable[..., Any], forward_only: bool
+    ) -> Any:
+        if forward_only or not tu.get_non_tensor_data(micro_batch, NO_GRADIENT, False):
+            return super().forward_step(micro_batch, loss_function, forward_only)
+        with torch.no_grad():
+            loss, output = super().forward_step(micro_batch, loss_function, forward_only)
+        return loss.detach().requires_grad_(), output  # verl calls backward(): a leaf, no effect
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if not self._plain(micro_batch):
@@ -74,7 +142,24 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         }
         # As in verl, the label of a row's last token is the next row's first token; that value is
         # never read.
-        return inputs, {"forest": forest, "labels": rows.values().roll(-1)}
+        arguments = {"forest": forest, "labels": rows.values().roll(-1)}
+        if NO_GRADIENT in micro_batch and "prompts" in micro_batch:  # of `by_prefix`
+            arguments["token"] = response_places(micro_batch)
+            self._read, arguments["node"] = forest.node_N[arguments["token"]].unique(
+                return_inverse=True
+            )
+            self._watch_head()
+        return inputs, arguments
+
+    def _watch_head(self) -> None:
+        if self._head is None:
+            self._head = self.module.get_output_embeddings()
+            self._head.register_forward_pre_hook(self._select)
+
+    def _select(self, _: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._read is None:
+            return inputs
+        return (inputs[0].flatten(0, 1)[self._read].unsqueeze(0),)
 
     def _plain(self, micro_batch: Any) -> bool:
         """Return whether the micro-batch is rows of text from position 0, at one temperature."""
@@ -93,27 +178,47 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, Tensor]:
+        self._read = None
         forest: Forest | None = output_args.get("forest")
         if forest is None:
             return super().prepare_model_outputs(
                 output, output_args, micro_batch, logits_processor_func
             )
+        labels = output_args["labels"]
+        token, node = output_args.get("token"), output_args.get("node", forest.node_N)
         logits = output.logits.flatten(0, 1)
         temperature = torch.tensor(float(micro_batch["temperature"]))
         if temperature != 1.0:  # as in verl: with its floor, in the dtype of the logits
             logits = logits / temperature.clamp(min=1e-8).to(logits.dtype)
-        values = {"log_probs": values_of(logits, output_args["labels"], forest.node_N)}
+        read = labels if token is None else labels[token]
+        values = {"log_probs": logprobs_of_nodes(logits, read, node)}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
-            entropy = functional.entropy_from_logits(logits)
-            values["entropy"] = entropy.gather(0, forest.node_N)
+            values["entropy"] = functional.entropy_from_logits(logits).gather(0, node)
         if tu.get_non_tensor_data(micro_batch, "calculate_sum_pi_squared", False):
             squares = functional.calculate_sum_pi_squared_from_logits(logits)
-            values["sum_pi_squared"] = squares.gather(0, forest.node_N)
+            values["sum_pi_squared"] = squares.gather(0, node)
+        if token is not None:  # values of the prompts are not read
+            values = {
+                name: value.new_zeros(len(labels)).index_put((token,), value)
+                for name, value in values.items()
+            }
         offsets = micro_batch["input_ids"].offsets()
         return {
             name: torch.nested.nested_tensor_from_jagged(value, offsets)
             for name, value in values.items()
         }
+
+
+def response_places(micro_batch: Any) -> Tensor:
+    """Return the places whose value is read, in the concatenated rows: those before a response's.
+
+    The value at a place is that of the token after it (verl's `no_padding_2_padding`).
+    """
+    ends = micro_batch["input_ids"].offsets()[1:].tolist()
+    lengths = micro_batch["responses"].offsets().diff().tolist()
+    return torch.cat(
+        [torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)]
+    )
 
 
 for backends in EngineRegistry._engines["language_model"].values():

@@ -104,3 +104,23 @@ def plant(sequences: Sequence[Sequence[int]], capacity: int = CAPACITY) -> Fores
         sees_F1LL=(earlier & within)[:, None],
         node_N=torch.tensor([f * length + p for f, places in where for p in places]),
     )
+
+
+def batches(sequences: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """Split the indices of `sequences` into batches of at most `tokens` distinct tokens each.
+
+    A token that several sequences of a batch have in a common prefix counts once. In lexicographic
+    order, as in `plant`. A sequence of more than `tokens` tokens is a batch of its own.
+    """
+    found: list[list[int]] = []
+    size, last = 0, _Row()
+    for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
+        sequence = sequences[index]
+        shared = last.shared(sequence) if found else 0
+        if not found or size + len(sequence) - shared > tokens:
+            found.append([])
+            size, shared, last = 0, 0, _Row()
+        last.add(sequence, shared)
+        size += len(sequence) - shared
+        found[-1].append(index)
+    return found

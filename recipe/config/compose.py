@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import importlib.util
+import os
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -27,7 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
 from recipe.config.schema import LOSS, LOSSES, SWITCHES, check_engine, check_types
+from recipe.config.sizes import set_sizes
 from recipe.errors import ConfigError
+from recipe.run.host import gpus_here
 
 ONE_RUN = (
     "hydra only composes the configuration here, so its own options and keys have no effect. Set "
@@ -102,6 +105,24 @@ def readable(text: str) -> str:
     return text
 
 
+def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
+    """Return the overrides with this machine's group, cpu or gpu, unless one is chosen.
+
+    A choice is ``machine=NAME`` or the example's ``override machine: NAME``; ``auto`` is none. The
+    variable RECIPE_MACHINE replaces the search for GPUs, as on a login node.
+    """
+    chosen = [text for text in overrides if text.startswith("machine=")]
+    defaults = OmegaConf.load(folder / "config.yaml").get("defaults") or []
+    of_file = [d["override machine"] for d in defaults if "override machine" in d]
+    if (chosen or of_file)[-1:] not in ([], ["machine=auto"], ["auto"]):
+        return overrides
+    gpus = gpus_here()
+    name = os.environ.get("RECIPE_MACHINE") or ("gpu" if gpus else "cpu")
+    count = [f"trainer.n_gpus_per_node={gpus}"] if name == "gpu" and gpus else []
+    rest = [text for text in overrides if text not in chosen]
+    return [f"machine={name}", *count, *rest]
+
+
 def compose_config(example: str, overrides: list[str], *, allow_unread: bool = False) -> DictConfig:
     """Return the resolved configuration of an example; overrides in hydra's syntax or plain text.
 
@@ -110,7 +131,8 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     Raises ConfigError, one line a problem, for a file that cannot be read, an unknown key, group or
     choice, and for values that `recipe.config.schema` rejects.
     """
-    folder, overrides = example_folder(example), list(map(readable, overrides))
+    folder = example_folder(example)
+    overrides = on_this_machine(folder, list(map(readable, overrides)))
     found = dict.fromkeys(why for text in overrides if (why := _refused(text, folder)))
     if found:
         raise ConfigError("\n".join(found))
@@ -128,6 +150,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
             raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
         check_engine(config)
         _name_one_model(config, overrides)
+        set_sizes(config)
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error

@@ -20,6 +20,7 @@ from recipe.config.compose import (
     example_names,
     flat,
     group_names,
+    on_this_machine,
     readable,
     search_path,
     verl_config,
@@ -93,7 +94,8 @@ def _headline(path: Path) -> str:
 def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file or "command line", its values by key), in the order in which hydra merges them."""
     folder = example_folder(example)
-    overrides = [readable(text) for text in overrides]  # composes `base`: before hydra's context
+    # `readable` composes `base`: before hydra's context
+    overrides = on_this_machine(folder, [readable(text) for text in overrides])
     with initialize_config_dir(str(folder), version_base=None):
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list(

@@ -18,33 +18,44 @@ CHUNK = 1024  # tokens at a time: 1024 x 151,936 logits in float32 are 0.6 GB
 
 
 class _LogProbs(torch.autograd.Function):
-    """log softmax(logits)[n, labels[n]] of (N, V) logits, float32; the gradient has their dtype."""
+    """log softmax(logits[node])[labels] of (N, V) logits, float32; the gradient has their dtype."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, node: torch.Tensor
+    ) -> torch.Tensor:
         lse = torch.cat([part.float().logsumexp(-1) for part in logits.split(CHUNK)])
-        ctx.save_for_backward(logits, labels, lse)
-        return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float() - lse
+        ctx.save_for_backward(logits, labels, node, lse)
+        return logits[node, labels].float() - lse[node]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # d log p_y / d z_v = [v = y] - p_v
-        logits, labels, lse = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        # d log p_y / d z_v = [v = y] - p_v, summed over the tokens of a node
+        logits, labels, node, lse = ctx.saved_tensors
         (grad,) = grads
+        share = grad.new_zeros(len(logits)).index_add_(0, node, grad)
         grad_logits = torch.empty_like(logits)
         for start in range(0, len(logits), CHUNK):
             rows = slice(start, start + CHUNK)
-            share = grad[rows, None]
-            part = torch.exp(logits[rows].float() - lse[rows, None]).mul_(-share)
-            part.scatter_add_(-1, labels[rows, None], share)
+            part = torch.exp(logits[rows].float() - lse[rows, None]).mul_(-share[rows, None])
+            here = (node >= start) & (node < start + CHUNK)
+            part.index_put_((node[here] - start, labels[here]), grad[here], accumulate=True)
             grad_logits[rows] = part.to(grad_logits.dtype)
-        return grad_logits, None
+        return grad_logits, None, None
+
+
+def logprobs_of_nodes(
+    logits_NV: torch.Tensor, labels: torch.Tensor, node: torch.Tensor
+) -> torch.Tensor:
+    """log softmax(logits[node])[labels], float32; several tokens may share the logits of a node."""
+    return _LogProbs.apply(logits_NV, labels, node)
 
 
 def logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Float32 log-probabilities of `labels` (...) under `logits` (..., V)."""
-    flat = _LogProbs.apply(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
-    return flat.view(labels.shape)
+    flat = logits.reshape(-1, logits.shape[-1])
+    node = torch.arange(len(flat), device=logits.device)
+    return logprobs_of_nodes(flat, labels.reshape(-1), node).view(labels.shape)
 
 
 @wrapt.when_imported("verl.utils.torch_functional")

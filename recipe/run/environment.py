@@ -44,9 +44,10 @@ CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     # vLLM compiles one comparison of its sampler: 30 s at the first start, with a C++ compiler.
     "TORCH_COMPILE_DISABLE": "1",
-    # Waiting OpenMP threads sleep. By default they spin and, on a busy machine, take the core from
-    # the thread that they wait for (figures in examples/LOG.md).
-    "GOMP_SPINCOUNT": "0",
+    # Waiting OpenMP threads spin for under a millisecond, then sleep. By default they spin for ever
+    # and, on a busy machine, take the core from the thread that they wait for. With 0 each small
+    # operation pays for a wake-up, which halves the engine's speed (examples/LOG.md).
+    "GOMP_SPINCOUNT": "10000",
     # Ray starts its workers at niceness 15: beside other work they would get almost no CPU time.
     "RAY_worker_niceness": "0",
 }
@@ -65,14 +66,6 @@ def set_defaults(*, cpu: bool, **more: str) -> None:
         os.environ.setdefault(name, value)
 
 
-def threads() -> dict[str, str]:
-    """Return the threads on a CPU: by default one per core for the actor, half for the engine."""
-    cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
-    first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
-    half = int(first) // 2 if first.isdecimal() else 1
-    return {"OMP_NUM_THREADS": cores, ENGINE_THREADS: str(max(1, half))}
-
-
 def keep_wandb_run(path: Path) -> None:
     """Use one wandb run for all starts of a training; its id is in the file `path`.
 
@@ -86,7 +79,7 @@ def keep_wandb_run(path: Path) -> None:
 
 def inherited() -> dict[str, str]:
     """Return the variables that actors on other nodes must be given."""
-    names = (*COMMON, *CPU, *LOGGERS, *threads(), RUN_DIR, RUN_ID, DEADLINE)
+    names = (*COMMON, *CPU, *LOGGERS, "OMP_NUM_THREADS", ENGINE_THREADS, RUN_DIR, RUN_ID, DEADLINE)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

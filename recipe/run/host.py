@@ -1,5 +1,6 @@
-"""Free disk space and ports of this machine. Standard library only, because the doctor uses it."""
+"""GPUs, disk space and ports of this machine. Standard library only: the doctor uses it."""
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -19,3 +20,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def gpus_here() -> int:
+    """Return the number of NVIDIA GPUs that CUDA would show, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])

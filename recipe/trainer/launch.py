@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.config import sizes
 from recipe.run import checkpoints, console, ending, environment, folder, processes, progress, stop
 
 POLL = 2.0  # seconds between two checks of Ray's head process
@@ -23,7 +24,7 @@ def set_environment(config: DictConfig) -> None:
     """Set the variables that libraries read at import; every process of the run inherits them."""
     cpu = config.trainer.device == "cpu"
     run_dir = str(Path(config.recipe.run_dir).resolve())
-    more = environment.threads() if cpu else {}
+    more = sizes.environment(config) if cpu else {}
     more["TENSORBOARD_DIR"] = str(folder.RunFolder(Path(run_dir)).tensorboard)
     more["WANDB_DIR"] = run_dir
     environment.set_defaults(cpu=cpu, **more)

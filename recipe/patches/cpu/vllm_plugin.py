@@ -1,4 +1,4 @@
-"""vLLM's gap on the CPU: it discards the weights that verl updates after every step."""
+"""vLLM's gaps on the CPU: discarded weights and a slow sampler (`recipe.patches.cpu.sampler`)."""
 
 from typing import Any
 
@@ -16,9 +16,13 @@ def register() -> None:
         return
     import torch
     from vllm.model_executor.layers import utils
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    from recipe.patches.cpu.sampler import adapt_sampler
 
     def keep_weight(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     # vLLM 0.28's layers import the function after they have loaded their weights.
     utils.dispatch_cpu_unquantized_gemm = keep_weight
+    adapt_sampler(topk_topp_sampler)

@@ -20,6 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 import recipe.plugin  # noqa: F401  (as in every process of a run)
 from recipe.actor import engine as ours
 from recipe.actor.prefix_tree import plant
+from recipe.patches import logprobs
 
 pytestmark = pytest.mark.config
 
@@ -42,6 +43,9 @@ def batch(**given: Any) -> TensorDict:
         batch_size=len(rows),
     )
     data["multi_modal_inputs"] = NonTensorStack(*([{}] * len(rows)))  # as a run's rows have it
+    for name, part in (("prompts", slice(0, 9)), ("responses", slice(9, None))):
+        parts = [row[part] for row in rows]
+        data[name] = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
     settings = {"use_remove_padding": False, "temperature": 0.7, "calculate_entropy": True}
     tu.assign_non_tensor(data, **{**settings, **given})
     return data
@@ -82,7 +86,7 @@ def test_values_and_gradients_are_verls(
     temperature: float, capacity: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ours, "plant", functools.partial(plant, capacity=capacity))
-    monkeypatch.setattr(ours, "CHUNK", 7)
+    monkeypatch.setattr(logprobs, "CHUNK", 7)
     module, data = model(), batch(temperature=temperature, calculate_sum_pi_squared=True)
     mine, my_grads = computed(ours.PrefixTreeEngine, module, data)
     theirs, their_grads = computed(FSDPEngineWithLMHead, module, data)
@@ -121,12 +125,81 @@ def test_common_prefixes_are_computed_once() -> None:
     assert padded["input_ids"].shape == (12, 17)
 
 
+def parts_of(**given: Any) -> tuple[TensorDict, list[TensorDict], list[list[int]]]:
+    """The batch, its micro-batches of at most 60 distinct tokens, and their rows."""
+    data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60, **given)
+    return data, *ours.by_prefix(data, dp_group=None)
+
+
+def test_micro_batches_keep_the_rows_of_a_question_and_the_budget() -> None:
+    data, parts, rows = parts_of()
+    assert sorted(index for part in rows for index in part) == list(range(12))
+    questions = [{row // 4 for row in part} for part in rows]
+    assert len(rows) > 1
+    assert sum(map(len, questions)) < 3 + len(rows)  # each cut divides at most one question
+    for part, chosen in zip(parts, rows, strict=True):
+        for mine, index in zip(part["input_ids"].unbind(), chosen, strict=True):
+            assert torch.equal(mine, data["input_ids"].unbind()[index])
+        distinct = {tuple(r[: n + 1].tolist()) for r in part["input_ids"] for n in range(len(r))}
+        assert len(distinct) <= 60
+
+
+def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone() -> None:
+    module = model()
+    data, parts, rows = parts_of(calculate_sum_pi_squared=True)
+    theirs, _ = computed(FSDPEngineWithLMHead, module, data)
+    for part, chosen in zip(parts, rows, strict=True):
+        engine = made(ours.PrefixTreeEngine, module)
+        inputs, arguments = engine.prepare_model_inputs(part)
+        raw = module(**inputs, use_cache=False)
+        assert raw.logits.shape[1] < inputs["input_ids"].numel()
+        mine = engine.prepare_model_outputs(raw, arguments, part, None)
+        for name, wanted in theirs.items():
+            for value, index in zip(mine[name].unbind(), chosen, strict=True):
+                expected = wanted.unbind()[index]
+                torch.testing.assert_close(value[8:-1], expected[8:-1], atol=2e-6, rtol=0)
+                assert not value[:8].any()
+
+
+def advantages(signs: list[float]) -> Any:
+    lengths = (3, 8, 8, 5) * 3
+    rows = [torch.full((n,), sign) for n, sign in zip(lengths, signs, strict=True)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
+    data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60, **{ours.SKIPS_ZEROS: True})
+    data["advantages"] = advantages([1.0] * 4 + [0.0] * 4 + [-1.0, 0.0, 2.0, 0.5])
+    parts, rows = ours.by_prefix(data, dp_group=None)
+    silent = [tu.get_non_tensor_data(part, ours.NO_GRADIENT, None) for part in parts]
+    assert silent == sorted(silent, reverse=True)
+    assert {i for part, s in zip(rows, silent, strict=True) if s for i in part} == {4, 5, 6, 7, 9}
+    data["advantages"] = advantages([0.0] * 12)  # Adam needs a gradient, if only zeros
+    parts, _ = ours.by_prefix(data, dp_group=None)
+    assert not tu.get_non_tensor_data(parts[-1], ours.NO_GRADIENT, None)
+
+
+def loss_of(**changes: Any) -> Any:
+    settings = {"use_kl_loss": False, "entropy_coeff": 0.0, **changes}
+    mode = types.SimpleNamespace(loss_mode=settings.pop("loss_mode", "vanilla"))
+    config = types.SimpleNamespace(policy_loss=mode, **settings)
+    return functools.partial(print, config=config)
+
+
+def test_only_the_clipped_surrogate_alone_is_zero_without_advantage() -> None:
+    assert ours.is_zero_without_advantage(loss_of())
+    for change in ({"use_kl_loss": True}, {"entropy_coeff": 1e-3}, {"loss_mode": "kl_cov"}):
+        assert not ours.is_zero_without_advantage(loss_of(**change))
+    assert not ours.is_zero_without_advantage(None)
+
+
 def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the comparison."""
     data, module = batch(), model()
     right, _ = computed(ours.PrefixTreeEngine, module, data)
-    real = ours.values_of
-    monkeypatch.setattr(ours, "values_of", lambda z, labels, node: real(z, labels.roll(1), node))
+    real = ours.logprobs_of_nodes
+    shift = lambda z, labels, node: real(z, labels.roll(1), node)  # noqa: E731
+    monkeypatch.setattr(ours, "logprobs_of_nodes", shift)
     wrong, _ = computed(ours.PrefixTreeEngine, module, data)
     assert (wrong["log_probs"].values() - right["log_probs"].values()).abs().max() > 0.1
 
