@@ -5,6 +5,7 @@ KEY=VALUE are hydra overrides, keys in full. All checks run before Ray starts. A
 command resumes from the last checkpoint of the run folder. A SIGTERM saves the last finished step
 and ends the run; with exit code 75 the same command resumes.
 
+    python -m recipe.train grpo --model MODEL --data DATA        # yours, on this machine
     python -m recipe.train toy                                   # two CPU cores, some minutes
     python -m recipe.train toy_methods method=cw_grpo            # any method on the same task
     python -m recipe.train cw_grpo recipe.run_dir=runs/cw_grpo   # a paper's setting, on GPUs
@@ -111,6 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("example", nargs="?", help="a folder in examples/, or the path of one")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="hydra overrides")
+    parser.add_argument("--model", help="a folder or hub id; with a method in place of an example")
+    parser.add_argument("--data", help="a file, hub id or preset; 200 questions are held out")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--list", action="store_true", help="the examples and methods, a line each")
     only.add_argument(
@@ -144,6 +147,12 @@ def do(given: argparse.Namespace) -> int:
     """Print the list or configuration asked for, or start the run; return the exit code."""
     from recipe.config import show
 
+    if given.model or given.data:
+        from recipe.shortcut import expand
+
+        given.example, *given.overrides = expand(
+            given.example, given.model, given.data, given.overrides
+        )
     if given.list:
         print(show.examples_and_methods())
     elif given.cfg:

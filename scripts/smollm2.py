@@ -24,7 +24,7 @@ from prompt_aug.questions import Question, make_question, normalise, write_parqu
 from prompt_aug.templates import render
 from recipe.toy.demonstrations import FORMS, PLAIN
 
-SOLVED = 416  # questions with worked answers for the warm start: 32 under each template
+SOLVED = 832  # questions with worked answers for the warm start: 64 under each template
 TRAIN, ASDIV = "mawps-asdiv-a_svamp/train.csv", "cv_asdiv-a/fold0/dev.csv"
 
 

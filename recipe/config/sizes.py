@@ -101,7 +101,7 @@ def bucket(shape: Shape | None) -> int:
 
 def fitting_tokens(config: DictConfig, shape: Shape) -> int:
     """Return the tokens of a micro-batch for which there is memory; may be negative."""
-    room = total_memory() - fixed_bytes(config, shape)
+    room = 0.95 * total_memory() - fixed_bytes(config, shape)
     return int(room / token_bytes(config, shape))
 
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
+from recipe.config import sizes
 from recipe.preflight.data import limit_steps, limited, load_tokenizer, paths_of, prepare_data
 from recipe.preflight.estimate import run_hours, saved_bytes, work_of
 from recipe.preflight.rules import Setup
@@ -52,6 +53,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "updates": f"{updates} optimizer steps a step, {updates * steps:,} in all",
         "checkpoints": checkpoints(config, steps),
         "hours": hours(config, steps - saved),
+        **({"memory": memory(config)} if config.trainer.device == "cpu" else {}),
     }
     width = max(map(len, lines))
     told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
@@ -125,6 +127,19 @@ def hours(config: DictConfig, steps: int) -> str:
     return (
         f"{run_hours(work):.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
     )
+
+
+def memory(config: DictConfig) -> str:
+    """Return the peak of a run on this CPU machine, by the formula of `recipe.config.sizes`."""
+    shape, actor = known_shape(config.recipe.model_path), config.actor_rollout_ref.actor
+    if shape is None:
+        return "unknown before the model is made"
+    told = (
+        f"about {sizes.memory(config, shape) / 1e9:.1f} of {sizes.total_memory() / 1e9:.1f} GB, "
+        f"{config.actor_rollout_ref.rollout.dtype}"
+    )
+    tokens = f", micro-batches of {actor.ppo_max_token_len_per_gpu:,} tokens"
+    return told + (tokens if actor.use_dynamic_bsz else "")
 
 
 def questions(config: DictConfig, prompts: Prompts) -> str:

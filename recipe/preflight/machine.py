@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
+from recipe.config import sizes
 from recipe.preflight.engine import HEADS
 from recipe.preflight.estimate import saved_bytes
 from recipe.preflight.rules import Check, Rule, Setup, is_missing
@@ -63,6 +64,34 @@ def gpus(s: Setup) -> Iterator[str]:
         print(f"recipe.train: not on this machine: {message}", file=sys.stderr)
 
 
+def cpu_memory(s: Setup) -> Iterator[str]:
+    """A run on a CPU fits into memory: Ray kills its processes above 95 %."""
+    shape = known_shape(s.recipe.model_path)
+    if s.trainer.device != "cpu" or shape is None:
+        return
+    wanted, total = sizes.memory(s.config, shape), sizes.total_memory()
+    if wanted <= 0.95 * total:
+        return
+    fitting = sizes.fitting_tokens(s.config, shape)
+    if fitting < s.longest:
+        yield (
+            f"recipe.model_path={s.recipe.model_path}: about {wanted / 1e9:.0f} GB, and this "
+            f"machine has {total / 1e9:.0f} GB. Choose a smaller model, or GPUs (machine=gpu)."
+        )
+    elif s.actor.use_dynamic_bsz:
+        key = "ppo_max_token_len_per_gpu"
+        yield (
+            f"actor_rollout_ref.actor.{key}={s.actor[key]}: about {wanted / 1e9:.0f} GB, and this "
+            f"machine has {total / 1e9:.0f} GB. Unset it, or set at most {fitting}."
+        )
+    else:
+        key, most = "ppo_micro_batch_size_per_gpu", max(1, fitting // s.longest)
+        yield (
+            f"actor_rollout_ref.actor.{key}={s.actor[key]}: about {wanted / 1e9:.0f} GB, and this "
+            f"machine has {total / 1e9:.0f} GB. Set it to {most} or less, or set use_dynamic_bsz."
+        )
+
+
 def first_checkpoint(s: Setup) -> Iterator[str]:
     """The disk holds one checkpoint; the trainer checks the room of each later one."""
     shape, run_dir = known_shape(s.recipe.model_path), Path(s.recipe.run_dir).resolve()
@@ -106,6 +135,7 @@ MACHINE: list[Check] = [
     room,
     port,
     gpus,
+    cpu_memory,
     first_checkpoint,
     HEADS,
     Rule(
