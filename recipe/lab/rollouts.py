@@ -20,6 +20,7 @@ from verl.trainer.ppo.utils import create_rl_sampler
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet, system_text, to_row, user_text
+from prompt_aug.turns import end_of_turn
 from recipe.errors import ConfigError, ExhaustedError
 from recipe.lab.decoder import Decoder, Draw, Drawn
 from recipe.rollout.agent_loop import EPOCH, choose_rephrasing, choose_template, rollout_seed
@@ -277,7 +278,7 @@ class RolloutSource:
         key = (row["extra_info"]["uid"], request.template, *ids.tolist())
         if key not in self.graded:  # late in training most responses of a group are equal
             self.graded[key] = score(
-                self.tokenizer.decode(ids, skip_special_tokens=True),
+                end_of_turn(self.tokenizer).text(ids.tolist()),
                 len(ids),
                 row,
                 self.prompts.bank[request.template],

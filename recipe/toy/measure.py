@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
 from prompt_aug.templates import Template, render
+from prompt_aug.turns import end_of_turn
 from recipe.toy.demonstrations import FILLER
 from recipe.toy.sampling import draw
 
@@ -104,7 +105,7 @@ class Sampler:
     ) -> Sample:
         end = self.tokenizer.eos_token_id
         length = ids.index(end) + 1 if end in ids else len(ids)
-        text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        text = end_of_turn(self.tokenizer).text(ids)
         case = (text, tuple(gold), template.name)
         if case not in self.verdicts:  # a confident policy repeats its responses
             right = grade(text, list(gold), extraction=extraction("default", template)).correct
