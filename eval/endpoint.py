@@ -32,6 +32,7 @@ from prompt_aug.endpoint.client import (
     served_models,
     used_tokens,
 )
+from prompt_aug.turns import end_of_turn
 from recipe.run.evaluation import EvaluationSection
 
 TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
@@ -43,7 +44,6 @@ APIS = ("completions", CHAT)
 class NoTokenizer:
     """Stand-in for a tokenizer where the server renders the messages. It counts no tokens."""
 
-    all_special_tokens = ()
     chat_template = bos_token = eos_token = None
 
     def encode(self, text: str, **_: Any) -> list[int]:
@@ -110,6 +110,7 @@ class RemoteEngine:
         self._listed = server.models[checkpoint.model]
         self._chat = checkpoint.identity.get("api") == CHAT
         self._vllm = self._listed.get("owned_by") == VLLM
+        self._end = end_of_turn(server.tokenizer(checkpoint))
 
     def facts(self) -> dict[str, Any]:
         """Return what a response may depend on, apart from the settings."""
@@ -136,6 +137,8 @@ class RemoteEngine:
         for name in ("top_k", "min_p", "repetition_penalty"):
             if self._vllm or getattr(settings, name) != getattr(plain, name):
                 body[name] = getattr(settings, name)
+        if self._vllm:  # it would drop tags that are special tokens, and the ends of a turn
+            body |= {"skip_special_tokens": False, "stop_token_ids": sorted(self._end.ids)}
         if self._vllm and request.stop:
             body |= {"stop": list(request.stop), "include_stop_str_in_output": True}
         return body
@@ -205,9 +208,8 @@ class RemoteEngine:
         if not isinstance(text, str):
             raise Failure(f"a completion that is no text: {str(text)[:160]}")
         check_end(finish)
-        ends = [text.find(stop) + len(stop) for stop in request.stop if stop in text]
-        if ends and not self._vllm:
-            text, finish = text[: min(ends)], "stop"
+        whole, text = text, self._end.cut(text, request.stop)
+        finish = finish if text == whole else "stop"
         spent = used_tokens(answer, self._estimate(request), self._server.endpoint)
         tokens = reported_tokens(answer, "completion_tokens")
         tokens = None if text and tokens == 0 else tokens  # a server that does not count

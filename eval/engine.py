@@ -13,7 +13,9 @@ from typing import Any, Self
 
 from eval import EvaluationError
 from eval.settings import SAMPLING, Settings
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.templates.rendering import Messages
+from prompt_aug.turns import end_of_turn
 from recipe.run import environment
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
@@ -71,6 +73,7 @@ class Engine:
     def __init__(self, model: str, settings: Settings, max_model_len: int) -> None:
         self._model, self._settings, self._max_model_len = model, settings, max_model_len
         self._llm: Any = None
+        self._end = end_of_turn(load_tokenizer(model))
         self._on_cpu = False
         self._requests = 0
 
@@ -104,8 +107,8 @@ class Engine:
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
         """Yield each request with its response, tokens and finish_reason (stop or length).
 
-        Stop strings stay in the text, because a closing tag is part of the format. If the caller
-        stops early, the open requests are aborted.
+        Responses end as in training. Stop strings stay in the text, because a closing tag is part
+        of the format. If the caller stops early, the open requests are aborted.
         """
         waiting, engine = iter(requests), self._llm.llm_engine
         asked: dict[str, Request] = {}
@@ -116,13 +119,13 @@ class Engine:
                 if not asked:
                     return
                 for output in (output for output in engine.step() if output.finished):
-                    answer = output.outputs[0]
+                    answer, request = output.outputs[0], asked.pop(output.request_id)
                     response = {
-                        "response": answer.text,
+                        "response": self._end.text(answer.token_ids, request.stop),
                         "tokens": len(answer.token_ids),
                         "finish_reason": str(answer.finish_reason),
                     }
-                    yield asked.pop(output.request_id), response
+                    yield request, response
         finally:
             if asked:
                 engine.abort_request(list(asked))
@@ -137,6 +140,9 @@ class Engine:
             seed=request_seed(self._settings.seed, request.key[0], request.key[2]),
             stop=list(request.stop) or None,
             include_stop_str_in_output=True,
+            stop_token_ids=sorted(self._end.ids),
+            skip_special_tokens=False,  # a stop string may be a special token
+            detokenize=bool(request.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self._requests += 1

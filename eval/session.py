@@ -23,6 +23,7 @@ from eval.settings import Settings
 from prompt_aug.base.files import read_json
 from prompt_aug.base.progress import Progress
 from prompt_aug.base.tokenizers import load_tokenizer
+from prompt_aug.turns import end_of_turn
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]
@@ -47,7 +48,7 @@ def signature(model: str, tokenizer: Any) -> str:
         parts.append({k: v for k, v in content.items() if k not in VOLATILE})
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts.append(backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()))
-    parts.append([str(tokenizer.eos_token), sorted(tokenizer.all_special_tokens)])
+    parts.append(sorted(end_of_turn(tokenizer).ids))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

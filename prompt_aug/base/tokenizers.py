@@ -1,9 +1,11 @@
 """Load the tokenizer of a model and check it for missing or damaged files."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import read_json
 from prompt_aug.base.hub import hub_answers
 
 
@@ -17,16 +19,13 @@ def load_tokenizer(model: str) -> Any:
     For a folder without tokenizer.json, transformers 5 silently creates an empty tokenizer. Every
     prompt would then have no tokens, and the model would score 0.
     """
-    from huggingface_hub import constants
     from transformers import AutoTokenizer  # takes seconds
 
     remedy = "Name a model folder, or a hub id that is in the cache or can be downloaded."
-    # Offline, the client would retry for a minute before it reads its cache. Without
-    # trust_remote_code=False a tokenizer with code of its own would prompt on the terminal.
-    local = Path(model).is_dir() or not hub_answers(constants.ENDPOINT)
     try:
+        # Without trust_remote_code=False one with code of its own would prompt on the terminal.
         tokenizer = AutoTokenizer.from_pretrained(
-            model, local_files_only=local, trust_remote_code=False
+            model, local_files_only=_is_local(model), trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
@@ -39,3 +38,29 @@ def load_tokenizer(model: str) -> Any:
             "Copy them from the model that it comes from."
         )
     return tokenizer
+
+
+def generation_ends(tokenizer: Any) -> frozenset[int]:
+    """Return the EOS ids of the generation configuration of the tokenizer's model.
+
+    Without that file, as in transformers, those of the model's configuration.
+    """
+    model = str(getattr(tokenizer, "name_or_path", ""))
+    if not model:
+        return frozenset()
+    from transformers.utils.hub import cached_file
+
+    local = _is_local(model)
+    for name in ("generation_config.json", "config.json"):
+        with contextlib.suppress(OSError):  # no such file or model
+            path = cached_file(model, name, local_files_only=local)
+            ends = read_json(Path(str(path))).get("eos_token_id")
+            return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return frozenset()
+
+
+def _is_local(model: str) -> bool:
+    """Return whether to read no network: offline, the client would retry for a minute."""
+    from huggingface_hub import constants
+
+    return Path(model).is_dir() or not hub_answers(constants.ENDPOINT)

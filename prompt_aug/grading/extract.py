@@ -119,8 +119,9 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 END_MARKERS = (
-    "</s> <|im_end|> <|endoftext|> <|eot_id|> <|end_of_text|> [END] <|im_start|>user"
-    " <|start_header_id|>user"
+    "</s> <|im_end|> <|endoftext|> <|eot_id|> <|end_of_text|> <end_of_turn> <eos>"
+    " <｜end▁of▁sentence｜> [END] <|im_start|>user <|start_header_id|>user <start_of_turn>user"
+    " <｜User｜>"
 ).split()
 _BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from prompt_aug.base.errors import UserError
 from prompt_aug.questions import Question
 from prompt_aug.templates.template import SLOT, BankError, Template
+from prompt_aug.turns import control_token
 from prompt_aug.typed import shown
 
 Style = Literal["auto", "chat", "raw", "bare"]
@@ -101,18 +102,19 @@ def render(
 
     Each of `shots` is a user turn and an assistant turn before it, rendered with the same template.
     If a chat template does not support a system message, its text opens the user message.
-    Raises RenderError for an empty question, for one that contains a special token of the tokenizer
-    (it could close the user's turn), for a chat template that fails or omits the question, and for
-    an argument that the chat template does not read.
+    Raises RenderError for an empty question, for a text of the data that contains a special token
+    (it could end its turn), for a chat template that fails or omits the question, and for an
+    argument that the chat template does not read.
     """
     if not question_text.strip():
         raise RenderError("an empty question cannot be rendered")
-    for said in (question_text, *(text for shot in shots for text in shot)):
-        if token := special_token(said, tokenizer):
-            raise RenderError(
-                f"the question contains the special token {token!r}, which could end the user's "
-                f"turn: {said[:60]!r}... Drop the question or rewrite it."
-            )
+    own = system if form.system == "row" else None
+    said = (own or "", question_text, *(text for shot in shots for text in shot))
+    if token := control_token(said, tokenizer):
+        raise RenderError(
+            f"the question {question_text[:60]!r}, its system prompt or an example contains the "
+            f"special token {token!r}, which could end its turn. Drop or rewrite it."
+        )
     has_chat = getattr(tokenizer, "chat_template", None) is not None
     if not has_chat and form.chat:
         raise RenderError(
@@ -124,7 +126,7 @@ def render(
             "recipe.augment.style=chat: the tokenizer has no chat template. Set "
             "recipe.augment.style=raw, or choose a model with a chat template."
         )
-    above = system if system is not None and form.system == "row" else template.system
+    above = template.system if own is None else own
     before = ""
     if form.instruction == "user" and above is not None:
         above, before = None, f"{above}\n"
@@ -145,12 +147,6 @@ def render(
         prefill=template.prefill,
         stop=template.stop,
     )
-
-
-def special_token(text: str, tokenizer: Any) -> str | None:
-    """Return a special token that `text` contains, None without one."""
-    tokens = getattr(tokenizer, "all_special_tokens", ())
-    return next((token for token in tokens if token and token in text), None)
 
 
 def tag_opened_twice(

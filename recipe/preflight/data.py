@@ -21,7 +21,8 @@ from prompt_aug.questions import (
     read_parquet,
     write_parquet,
 )
-from prompt_aug.templates.rendering import Overlong, special_token, tag_opened_twice
+from prompt_aug.templates.rendering import Overlong, tag_opened_twice
+from prompt_aug.turns import control_token
 from prompt_aug.typed import shown
 from recipe.errors import ConfigError
 from recipe.preflight.engine import ENOUGH_EPOCHS
@@ -242,17 +243,17 @@ def read_rows(path: str, key: str) -> list[Question]:
 
 
 def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
-    """Return the questions of a file; ConfigError if any contains a special token."""
+    """Return the questions of a file; ConfigError if a text of one contains a special token."""
     questions, count = read_rows(path, key), int(config.recipe.rephrasings.count)
-    found = [
-        f"row {row} (question {question.uid}): {token}"
-        for row, question in enumerate(questions)
-        for text in (question.text, *question.rephrasings[:count])
-        if (token := special_token(text, tokenizer))
-    ]
+    found = []
+    for row, question in enumerate(questions):
+        system = question.system if config.recipe.augment.system == "row" else None
+        texts = (question.text, system or "", *question.rephrasings[:count])
+        if token := control_token(texts, tokenizer):
+            found.append(f"row {row} (question {question.uid}): {token}")
     if found:
         raise ConfigError(
-            f"data.{key}={path}: a special token of the tokenizer could end the user's turn "
+            f"data.{key}={path}: a special token of the tokenizer could end its turn "
             f"(found: {len(found)}): {', '.join(found[:SHOWN_ERRORS])}. Rewrite or drop them."
         )
     return questions

@@ -22,6 +22,7 @@ from prompt_aug.draw import draw, rephrasing
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
 from prompt_aug.templates import Bank, Rendered
+from prompt_aug.turns import end_of_turn
 
 EPOCH = "recipe_epoch"  # the column of a row's epoch, set by the trainer
 
@@ -101,12 +102,13 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         trained_under = generated_under
         if n > 0 and self.recipe.rephrasings.ratio == "anchored":
             _, _, trained_under = self.prompt(kwargs, user_text(kwargs["raw_prompt"], "prompt"))
-        params = dict(sampling_params)
+        params = {**sampling_params, "stop_token_ids": sorted(end_of_turn(self.tokenizer).ids)}
         if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
             group, rollout = str(kwargs["uid"]), int(kwargs["session_id"])
             params["seed"] = rollout_seed(int(self.recipe.seed), group, rollout)
         if rendered.stop:
             params.update(stop=list(rendered.stop), include_stop_str_in_output=True)
+            params["skip_special_tokens"] = False  # a stop string may be a special token
         else:
             params["detokenize"] = False  # only stop strings need text during generation
         metrics: dict[str, Any] = {}

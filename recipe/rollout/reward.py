@@ -31,6 +31,7 @@ from prompt_aug.grading import Grade, grade
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import user_text
 from prompt_aug.templates import Template
+from prompt_aug.turns import end_of_turn
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 
 logger = logging.getLogger(__name__)
@@ -121,8 +122,9 @@ class RecipeRewardManager(RewardManagerBase):
         responses = item.batch["responses"]
         # verl's workers put the prompt's mask before the response's; ours pass only the latter.
         length = int(item.batch["attention_mask"][-len(responses) :].sum())
-        text = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
         row = item.non_tensor_batch
+        stop = self.bank[row["tool_extra_fields"]["template"]].stop
+        text = end_of_turn(self.tokenizer).text(responses[:length].tolist(), stop)
         # In a thread, so that an answer that waits for a worker process does not block others.
         return await asyncio.to_thread(self._score, text, length, row)
 

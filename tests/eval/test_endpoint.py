@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_tokenizers import qwen_base
 from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
 
 from eval import EvaluationError
@@ -26,6 +27,7 @@ SETTINGS = Settings(temperature=1.0, max_tokens=8, seed=3)
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prompt_aug.endpoint.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("eval.endpoint.load_tokenizer", lambda _: qwen_base())
 
 
 def completion(text: str, finish: str = "stop", usage: bool = True) -> Reply:
@@ -69,7 +71,8 @@ def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     assert bodies[5] == {
         "model": "tiny", "prompt": [5, 7, 7], "max_tokens": 7, "temperature": 1.0, "top_p": 1.0,
         "seed": request_seed(3, "u5", 1), "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-        "stop": ["END"], "include_stop_str_in_output": True,
+        "stop": ["END"], "include_stop_str_in_output": True, "skip_special_tokens": False,
+        "stop_token_ids": [0, 1, 2, 3],
     }  # fmt: skip
     seed = request_seed(3, "u2", 0)
     assert found[2] == {"response": f"2: {seed}", "tokens": 5, "finish_reason": "stop"}
@@ -83,9 +86,18 @@ def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_her
         engine = engine_at(endpoint.url, settings=settings)
         ((_, response),) = engine.stream(requests(1, stop=("b", "END")))
         (body,) = endpoint.bodies
-    added = {"top_k", "repetition_penalty", "stop", "include_stop_str_in_output"}
+    added = {"top_k", "repetition_penalty", "stop", "stop_token_ids", "skip_special_tokens"}
     assert not added & set(body) and body["min_p"] == 0.1
     assert (response["response"], response["finish_reason"]) == ("a END", "stop")
+
+
+def test_a_response_ends_at_the_end_of_its_turn() -> None:
+    text = "<think>1</think> 2"
+    for owner in ("vllm", "me"):
+        reply = completion(f"{text}<|im_end|>\n<|im_start|>user\n3", "length")
+        with server_of(lambda n, b, reply=reply: reply, owner) as endpoint:
+            ((_, response),) = engine_at(endpoint.url).stream(requests(1))
+        assert (response["response"], response["finish_reason"]) == (text, "stop")
 
 
 def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> None:

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from made_tokenizers import qwen_base
 
 from eval import EvaluationError
-from eval.engine import ENVIRONMENT, check_hardware, prepare_environment
+from eval.engine import ENVIRONMENT, Engine, Request, check_hardware, prepare_environment
 from eval.settings import Settings
 from recipe.run.environment import COMMON
 
@@ -29,6 +32,36 @@ def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> N
     check_hardware(Settings(tensor_parallel=2))
     with pytest.raises(EvaluationError, match=r"--tensor-parallel 4 .* 2"):
         check_hardware(Settings(tensor_parallel=4))
+
+
+@pytest.mark.config  # imports vllm
+def test_a_response_ends_as_in_training_and_a_stop_string_may_be_a_special_token(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("vllm")
+    tokenizer = qwen_base(tags=True)
+    tokenizer.save_pretrained(tmp_path)
+    engine, asked = Engine(str(tmp_path), Settings(), 64), list[Any]()
+    texts = ["<think>1</think>2<|im_end|>\n<|im_start|>user\n3", "<answer>2</answer>. So"]
+    done = [
+        SimpleNamespace(
+            request_id=str(number),
+            finished=True,
+            outputs=[SimpleNamespace(token_ids=tokenizer.encode(text), finish_reason="stop")],
+        )
+        for number, text in enumerate(texts, start=1)
+    ]
+    add = lambda name, prompt, parameters: asked.append(parameters)  # noqa: E731
+    engine._llm = SimpleNamespace(llm_engine=SimpleNamespace(add_request=add, step=lambda: done))
+    requests = [
+        Request(question=0, key=("u", "p", i), prompt_token_ids=(1,), stop=stop)
+        for i, stop in enumerate([(), ("</answer>",)])
+    ]
+    found = [response["response"] for _, response in engine.stream(requests)]
+    assert found == ["<think>1</think>2", "<answer>2</answer>"]
+    assert [p.detokenize for p in asked] == [False, True]
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
+    assert all({*ends} <= {*p.stop_token_ids} and not p.skip_special_tokens for p in asked)
 
 
 @pytest.mark.config  # starts a process

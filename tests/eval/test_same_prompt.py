@@ -28,7 +28,6 @@ class Tokenizer:
     """Like DeepSeek-R1-Distill's, whose chat template opens a ``<think>`` tag."""
 
     chat_template = "opens <think>, reads enable_thinking"
-    all_special_tokens = ("<eos>",)
     bos_token, bos_token_id = "<bos>", 0
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
 """The record of a run's prompts: what it writes is what it reads, and what it does not know."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -33,11 +32,16 @@ def test_what_is_written_is_what_is_read(
 
 
 def test_rendering_is_that_of_the_style() -> None:
-    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
-        return [ord(c) for c in text]
+    class Tokenizer:
+        chat_template = "{{ x }}"
 
-    tokenizer = SimpleNamespace(chat_template="{{ x }}", all_special_tokens=(), encode=encode)
-    tokenizer.apply_chat_template = lambda chat, **_: "".join(m["content"] for m in chat) + "CHAT"
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [ord(c) for c in text]
+
+        def apply_chat_template(self, chat: list[dict[str, str]], **_: object) -> str:
+            return "".join(m["content"] for m in chat) + "CHAT"
+
+    tokenizer = Tokenizer()
     for style, chat in (("auto", True), ("chat", True), ("raw", False)):
         made = Prompts.from_section({"style": style}).render("deepseek-r1", "1 + 1?", tokenizer)
         assert made.rendered.text.endswith("CHAT") == chat

@@ -4,13 +4,13 @@ The chat templates are short ones of our own that write what the models' documen
 expected strings are written out by hand.
 """
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from made_tokenizers import LLAMA, deepseek, llama_3, qwen_base, tokenizer
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
@@ -22,11 +22,6 @@ QWEN = (
     "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LLAMA = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{{ m.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
 NO_SYSTEM = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}"
     "{{ raise_exception('System role not supported') }}{% endif %}"
@@ -36,28 +31,6 @@ NO_SYSTEM = (
 DROPS_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
 )
-
-
-def tokenizer(chat: str | None, special: tuple[str, ...], bos: str | None = None) -> Any:
-    """A byte-level tokenizer with the given chat template, BOS put first where there is one."""
-    names = [*special, *([bos] if bos else []), "<pad>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*names, *alphabet])}
-    core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    if bos:
-        core.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, vocab[bos])]
-        )
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        bos_token=bos,
-        pad_token="<pad>",
-        additional_special_tokens=list(special),
-    )
-    made.chat_template = chat
-    return made
 
 
 QWEN_TOKENS = ("<|im_start|>", "<|im_end|>")
@@ -237,11 +210,20 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
         render(FULL, " \n", qwen())
 
 
+def test_a_system_prompt_of_the_data_holds_no_role_token() -> None:
+    for made, token in ((llama_3(), "<|eot_id|>"), (deepseek(), "<｜User｜>")):
+        for told in ({"system": f"a{token}"}, {"shots": ((f"1?{token}", "1"),)}):
+            with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
+                render(FULL, "Q", made, **told)
+        render(FULL, "Q", made, Form(system="template"), system=f"a{token}")  # not used
+    render(FULL, "Q", qwen_base(tags=True), system="Think in <think>, answer in <answer>.")
+
+
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip()))
 def test_any_question_stands_unchanged_in_every_prompt(text: str) -> None:
     for template in BANK.values():
-        rendered = render(template, text, Form(style="raw"))
+        rendered = render(template, text, form=Form(style="raw"))
         before, after = template.user.split("{question}")
         assert before + text + after in rendered.text
         assert rendered.text.endswith(template.prefill)

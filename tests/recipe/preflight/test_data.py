@@ -3,12 +3,13 @@
 import dataclasses
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from tokenizers import AddedToken
 
 from prompt_aug.base.files import read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
@@ -62,7 +63,7 @@ class Characters:
     """A tokenizer whose tokens are characters."""
 
     chat_template = None
-    all_special_tokens: tuple[str, ...] = ()
+    added_tokens_decoder: ClassVar[dict[int, AddedToken]] = {}
     bos_token = None
 
     def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
@@ -73,7 +74,7 @@ class Thinking(Characters):
     """Like DeepSeek-R1-Distill's, whose chat template opens a ``<think>`` tag."""
 
     chat_template = "opens <think>"
-    all_special_tokens = ("<|im_end|>",)
+    added_tokens_decoder: ClassVar = {0: AddedToken("<|im_end|>", special=True)}
 
     def apply_chat_template(self, chat: list[dict[str, str]], **_: object) -> str:
         return "".join(turn["content"] for turn in chat) + "<think>\n"
@@ -197,15 +198,16 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
     rows, one = [question(f"{n}?") for n in range(40)], {"templates": ["abel"]}
     rows[3] = dataclasses.replace(rows[3], rephrasings=("x<|im_end|>",))
     rows[5] = question("a<|im_end|>b")
+    rows[7] = dataclasses.replace(rows[7], system="<|im_end|>")
     path = written(tmp_path / "a.parquet", rows)
-    told = (
-        rf"^data\.train_files={path}: .*\(found: 1\): row 5 \(question {rows[5].uid}\): <\|im_end"
-    )
+    named = rf"row 5 \(question {rows[5].uid}\): <\|im_end\|>, row 7"
+    told = rf"^data\.train_files={path}: .*\(found: 2\): {named}"
     with pytest.raises(ConfigError, match=told):
         prepare(config, [path], tokenizer=Thinking(), **one)
     config.recipe.rephrasings.count = 1
-    with pytest.raises(ConfigError, match=r"\(found: 2\): row 3 "):
-        prepare(config, [path], tokenizer=Thinking(), **one)
+    for system, count in (("row", 3), ("template", 2)):
+        with pytest.raises(ConfigError, match=rf"\(found: {count}\): row 3 "):
+            prepare(config, [path], tokenizer=Thinking(), system=system, **one)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,14 @@ def loop(
     ("stop", "wanted"),
     [
         ((), {"detokenize": False}),
-        (("</answer>",), {"stop": ["</answer>"], "include_stop_str_in_output": True}),
+        (
+            ("</answer>",),
+            {
+                "stop": ["</answer>"],
+                "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
+            },
+        ),
     ],
 )
 def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned(
@@ -142,7 +149,8 @@ def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned(
     assert made.tokenizer.decode(prompt_ids) == expected
     assert out.prompt_ids == prompt_ids
     assert request_id == "group"
-    assert params == {"temperature": 1.0, **wanted}
+    ends = made.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    assert params == {"temperature": 1.0, "stop_token_ids": sorted(ends), **wanted}
     assert (out.response_ids, out.response_mask) == ([5, 6, 7], [1, 1, 1])
     assert out.response_logprobs == [-0.5] * 3
     assert out.extra_fields["template"] == "open-r1-teacher"

@@ -1,6 +1,7 @@
 """The reward: values by hand, the manager over real verl records, the paper's ungated sum."""
 
 import asyncio
+import re
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,14 @@ def test_combine_by_hand() -> None:
 
 
 class Words:
-    """A stand-in tokenizer whose ids are indices into a list of texts; "<eos>" is special."""
+    """A stand-in tokenizer whose ids are indices into a list of texts; `<...>` are special."""
 
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
 
-    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
-        text = "".join(self.texts[i] for i in ids.tolist())
-        return text.replace("<eos>", "") if skip_special_tokens else text
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        texts = [self.texts[i] for i in ids]
+        return "".join(t for t in texts if not (skip_special_tokens and re.fullmatch("<.+>", t)))
 
 
 def record(
@@ -129,6 +130,14 @@ def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
     assert wrong["reward_score"] == 1.0
     assert wrong["reward_extra_info"]["status"] == "wrong"
     assert score(good, 2, "deepseek-r1", ["5"], gated=True)["reward_score"] == 0.0
+
+
+def test_the_reward_reads_tags_that_are_special_tokens_and_nothing_after_the_turn() -> None:
+    tags = ["<think>", "2+2=4", "</think>", "<answer>", "\\boxed{4}", "</answer>"]
+    assert score(tags, 6, "deepseek-r1", ["4"])["reward_score"] == 2.0
+    goes_on = ["\\boxed{4}", "<|im_end|>", "\n", "<|im_start|>", "user\n3+4?", "\\boxed{7}"]
+    result = score(goes_on, 6, "qwen-math", ["4"])["reward_extra_info"]
+    assert (result["acc"], result["response"]) == (1.0, "\\boxed{4}")
 
 
 def test_a_verifiers_score_with_format_and_length_on_top() -> None:
