@@ -11,7 +11,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,31 +223,57 @@ def read_parquet(path: str | Path) -> list[Question]:
             f"{path}: lacks the columns {sorted(missing)} of a verl-style file (it has "
             f"{table.column_names}). Convert it with `python -m prompt_aug.prepare`."
         )
-    if table.num_rows == 0:
-        raise QuestionError(f"{path}: has no rows")
+    return read_all(table.to_pylist(), from_row, path)
+
+
+def read_all(
+    rows: Iterable[Mapping[str, Any]], read: Callable[[Any], Question], source: str | Path
+) -> list[Question]:
+    """Return `read` of every row. Raises QuestionError with the numbers of the rows it rejects."""
     questions, errors = [], []
-    for number, row in enumerate(table.to_pylist()):
+    for number, row in enumerate(rows):
         try:
-            questions.append(from_row(row))
+            questions.append(read(row))
         except QuestionError as error:
             errors.append(f"row {number}: {error}")
     if errors:
         more = f"\n  and {len(errors) - SHOWN_ERRORS} more" if len(errors) > SHOWN_ERRORS else ""
         listed = "\n  ".join(errors[:SHOWN_ERRORS])
         raise QuestionError(
-            f"{path}: {len(errors)} of {table.num_rows} rows cannot be used; "
-            f"`python -m prompt_aug.prepare` drops such rows and says so:\n  {listed}{more}"
+            f"{source}: {len(errors)} of {len(errors) + len(questions)} rows cannot be used. "
+            f"Correct them, or drop them (`python -m prompt_aug.prepare` does):\n  {listed}{more}"
         )
+    if not questions:
+        raise QuestionError(f"{source}: has no rows")
     return questions
 
 
-def write_parquet(questions: Sequence[Question], path: str | Path) -> None:
-    """Write the questions atomically. Raises QuestionError if there are none."""
+def count_repeats(questions: Iterable[Question]) -> list[tuple[Question, int]]:
+    """Return the distinct questions in order, each with its number of rows.
+
+    Some files, such as verl's of AIME, hold a question once per sample.
+    """
+    rows: dict[tuple[str | None, ...], list[Question]] = {}
+    for one in questions:
+        rows.setdefault((one.uid, one.text, one.system, one.source), []).append(one)
+    return [(found[0], len(found)) for found in rows.values()]
+
+
+def write_parquet(
+    questions: Sequence[Question], path: str | Path, samples: Sequence[int] | None = None
+) -> None:
+    """Write the questions atomically. Raises QuestionError if there are none.
+
+    `samples`: responses per question, which override verl's `n`.
+    """
     if not questions:
         raise QuestionError(f"no questions to write to {path}")
     rows = [to_row(question, index) for index, question in enumerate(questions)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    if samples is not None:
+        table = table.append_column("__rollout_n__", pa.array(samples, pa.int64()))
     with replacing(Path(path)) as file:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+        pq.write_table(table, file)
 
 
 def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> str:

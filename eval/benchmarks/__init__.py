@@ -3,7 +3,7 @@
 The yaml files in this folder are the known benchmarks. A user's own is requested as NAME=PATH.yaml.
 Keys:
 
-    questions      the number of questions; another number in the data is rejected
+    questions      the number of different questions; another number in the data is rejected
     hub, revision, config, split   the data set on the hub;  or
     file           parquet, csv, jsonl, json or arrow, relative to the yaml file
     text, answer   columns (default: the usual names);  level: a column of difficulty
@@ -15,20 +15,22 @@ Keys:
     template       template of its questions; overrides the evaluation's template
     shots          yaml file of solved examples, a list of {question, answer}, before each question
     tolerance      relative error at which a number is right, if the gold is a decimal number
-    samples        per question when sampling; greedy decoding takes one
+    samples        per question when sampling (default: its rows); greedy decoding takes one per row
     sha256         digest of all questions and answers, in any order; other content is rejected
     copies         digests of other complete copies, by their source
     suite_folder   its folder in the published suite
     licence        as its owners state it
 
+Rows are read as those of training data. Columns may be fields of records (``meta.answer``).
+
 A hub data set without sha256 is identified by its revision, and without a revision by `copies`. A
-local file with a known name must match one of the digests.
+local file with a known name must match one of the digests, and may have other columns.
 """
 
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,25 +41,31 @@ from eval import EvaluationError
 from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prepare.sources import (
     IN_YAML,
+    VERL_COLUMNS,
     Columns,
     SourceError,
+    column_names,
     complete,
+    field_of,
+    has_column,
     load_rows,
-    read_level,
+    to_question,
 )
 from prompt_aug.questions import (
     Question,
     QuestionError,
     answer_texts,
+    count_repeats,
     make_question,
     normalise,
-    read_parquet,
+    read_all,
 )
 from prompt_aug.templates.rendering import Shots
 from prompt_aug.typed import Part, Positive, Record, Several, Text, parse_typed, read_typed
 from recipe.run.evaluation import BenchmarkRequest, Samples
 
 FOLDER = Path(__file__).parent
+Lettered = tuple[str, tuple[str, ...], tuple[str, ...]]  # question with options, letter, options
 
 
 class Shot(Record):
@@ -172,19 +180,23 @@ def load(
 ) -> LoadedBenchmark:
     """Read a benchmark, check its size and content, and take its first `max_questions`.
 
-    Samples per question: those of the request, else `samples`, else one for greedy decoding and
-    the benchmark's own number for sampling. With `cyclic_options` it must be a multiple of the
-    number of options; the default is rounded up.
+    Samples per question: those of the request, else `samples`, else the rows of a question or, when
+    sampling, the benchmark's own number if it is larger. With `cyclic_options` it must be a
+    multiple of the number of options; the default is rounded up.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
-    known = known_benchmarks().get(name)
+    known = ours = known_benchmarks().get(name)
     if path is not None and path.suffix in (".yaml", ".yml"):
         known, path = read_benchmark(path), None
     if known is None and path is None:
         raise EvaluationError(f"unknown benchmark {name!r}; known: {', '.join(known_benchmarks())}")
     benchmark = known or Benchmark(questions=1, file=str(path))
     source = str(path or benchmark.file or f"hub:{benchmark.hub}")
-    questions = _questions(name, path, benchmark)
+    rows = _questions(name, path, benchmark)
+    counted = count_repeats(rows)
+    if ours is known is not None and len(rows) == known.questions:
+        counted = [(question, 1) for question in rows]  # its published denominator
+    questions, repeats = [question for question, _ in counted], min(n for _, n in counted)
     if known is not None and len(questions) != known.questions:
         raise EvaluationError(
             f"{name} has {known.questions} questions, but {source} has {len(questions)}: use "
@@ -204,12 +216,17 @@ def load(
             f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
         )
     orders = max(1, counts[0]) if cyclic_options else 1
-    default = 1 if greedy else benchmark.samples
+    default = max(repeats, 1 if greedy else benchmark.samples)
     wanted = request.samples or samples or -(-default // orders) * orders
     if wanted % orders:
         raise EvaluationError(
             f"{name}: samples={wanted}: not a multiple of {orders} orders of the options. Use "
             f"{-(-wanted // orders) * orders}."
+        )
+    if len(rows) > len(questions):
+        print(
+            f"note: {name}: {len(rows)} rows hold {len(questions)} questions. Repeated rows count "
+            f"as samples of one question: samples={wanted}."
         )
     shots = request.shots or benchmark.shots
     return LoadedBenchmark(
@@ -240,86 +257,87 @@ def read_shots(path: Path, questions: Sequence[Question]) -> Shots:
 
 def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Question]:
     """Read `path`, or the benchmark's own file or hub data set."""
-    path = path or (Path(benchmark.file) if benchmark.file else None)
-    if path is None:
-        hub, revision = str(benchmark.hub), benchmark.revision
-        try:
-            rows = load_rows(hub, benchmark.config, benchmark.split, revision=revision)
-        except SourceError as error:
-            raise EvaluationError(
-                f"cannot load {name} ({error}). Give a file: --benchmark {name}=PATH"
-            ) from error
-        return _from_rows(name, rows, benchmark)
-    if not path.exists():
-        raise EvaluationError(f"benchmark {name}: {path} does not exist")
-    if path.suffix == ".parquet":
-        return read_parquet(path)
-    rows = load_rows(str(path), split=benchmark.split)
-    # The columns of the record are those of the hub's copy; a local copy may have other names.
-    columns = (benchmark.text, benchmark.answer, benchmark.choices, *benchmark.options)
-    if not set(filter(None, columns)) <= set(rows.column_names):
-        usual = {"text": None, "answer": None, "level": None, "options": (), "choices": None}
-        benchmark = benchmark.model_copy(update=usual)
-    return _from_rows(name, rows, benchmark)
-
-
-def _from_rows(name: str, rows: Any, benchmark: Benchmark) -> list[Question]:
-    given = Columns(text=benchmark.text, answer=benchmark.answer)
+    file = path or (Path(benchmark.file) if benchmark.file else None)
+    if file is not None and not file.exists():
+        raise EvaluationError(f"benchmark {name}: {file} does not exist")
+    source = str(file or benchmark.hub)
     try:
-        columns = complete(given, rows.column_names, name, remedy=IN_YAML)
-    except SourceError as error:
-        raise EvaluationError(f"benchmark {error}") from error
-    questions = []
-    for number, row in enumerate(rows):
-        text = str(row[str(columns.text)] or "").strip()
-        try:
-            answers = gold_texts(row[str(columns.answer)], benchmark.answer_from)
-        except QuestionError as error:
-            raise EvaluationError(f"benchmark {name}: row {number}: {error}") from error
-        if not answers or not text:
-            raise EvaluationError(f"benchmark {name}: row {number} has no question or no answer")
-        options: tuple[str, ...] = ()
-        if benchmark.options:
-            wrong = [str(row[column]).strip() for column in benchmark.options]
-            seed = benchmark.shuffle_seed
-            text, answers, options = multiple_choice(text, answers[0], wrong, seed)
-        elif benchmark.choices:
-            found = row[benchmark.choices]
-            if isinstance(found, list):
-                found = {"text": found, "label": range(len(found))}
-            if not isinstance(found, dict) or not {"text", "label"} <= set(found):
-                raise EvaluationError(
-                    f"benchmark {name}: row {number}: choices={benchmark.choices}: the column has "
-                    f"neither a list nor text and label. Name another column."
-                )
-            options = tuple(str(option).strip() for option in found["text"])
-            labels = [str(label) for label in found["label"]]
-            if answers[0] not in labels or not len(labels) == len(options) <= len(LETTERS):
-                raise EvaluationError(
-                    f"benchmark {name}: row {number}: {benchmark.answer}={answers[0]} is not "
-                    f"one of the labels {labels} of {len(options)} options"
-                )
-            text, answers = lettered(text, options), (LETTERS[labels.index(answers[0])],)
-        level = read_level(row.get(benchmark.level)) if benchmark.level else None
-        made = make_question(
-            text=text, answers=answers, source=name, split="test", level=level, options=options
+        rows = load_rows(source, benchmark.config, benchmark.split, revision=benchmark.revision)
+        names = column_names(rows)
+        if path is not None:
+            benchmark = _of_copy(benchmark, names)
+        columns = _columns(benchmark, names, source)
+        return read_all(rows, functools.partial(_question, columns, benchmark, name), source)
+    except (SourceError, QuestionError) as error:
+        hint = "" if file else f" Give a file: --benchmark {name}=PATH."
+        raise EvaluationError(f"benchmark {name}: {error}{hint}") from error
+
+
+def _of_copy(benchmark: Benchmark, names: Collection[str]) -> Benchmark:
+    """Return the record of a known benchmark for a local copy, which may have other columns."""
+    named = (benchmark.text, benchmark.answer, benchmark.choices, *benchmark.options)
+    gone = [] if benchmark.level and has_column(names, benchmark.level) else ["level"]
+    options = benchmark.options
+    if not all(has_column(names, column) for column in named if column):
+        gone, options = [*gone, "text", "answer", "choices"], ()
+        gone += ["answer_from"] * _has_verl_columns(names)  # whose golds are final
+    return benchmark.model_copy(update={**dict.fromkeys(gone), "options": options})
+
+
+def _has_verl_columns(names: Collection[str]) -> bool:
+    return all(has_column(names, column) for column in VERL_COLUMNS.values())
+
+
+def _columns(benchmark: Benchmark, names: Collection[str], source: str) -> Columns:
+    """Return the columns of text, answer and level; verl's, as in training, if none is named."""
+    keys = ("text", "answer", "level", "answer_from")
+    given = Columns(**{key: getattr(benchmark, key) for key in keys})
+    if _has_verl_columns(names) and not (given.text or given.answer):
+        given = given.model_copy(update=VERL_COLUMNS)
+    options = [("options", column) for column in benchmark.options]
+    others = [*options, ("choices", benchmark.choices)]
+    return complete(given, names, source, others=others, remedy=IN_YAML)
+
+
+def _question(
+    columns: Columns, benchmark: Benchmark, name: str, row: Mapping[str, Any]
+) -> Question:
+    """Return the question of one row. Raises QuestionError."""
+    made = to_question(row, columns, name, "test")
+    if benchmark.options:
+        values = [field_of(row, column) for column in benchmark.options]
+        wrong = [text.strip() for text in answer_texts(values) if text.strip()]
+        shown = multiple_choice(made.text, made.answers[0], wrong, benchmark.shuffle_seed)
+    elif benchmark.choices:
+        shown = _with_choices(row, made, benchmark)
+    else:
+        return made
+    text, answers, options = shown
+    kept = {key: getattr(made, key) for key in ("source", "split", "level", "system", "row")}
+    return make_question(text=text, answers=answers, options=options, **kept)
+
+
+def _with_choices(row: Mapping[str, Any], made: Question, benchmark: Benchmark) -> Lettered:
+    found, answer = field_of(row, str(benchmark.choices)), made.answers[0]
+    if isinstance(found, list):
+        found = {"text": found, "label": range(len(found))}
+    if not isinstance(found, dict) or not {"text", "label"} <= set(found):
+        raise QuestionError(
+            f"choices={benchmark.choices}: the column has neither a list nor text and label. Name "
+            "another column."
         )
-        questions.append(made)
-    return questions
+    options = tuple(option.strip() for option in answer_texts(found["text"]))
+    labels = list(answer_texts(found["label"]))
+    if answer not in labels or not len(labels) == len(options) <= len(LETTERS):
+        raise QuestionError(
+            f"{benchmark.answer}={answer} is not one of the labels {labels} of {len(options)} "
+            "options"
+        )
+    return lettered(made.text, options), (LETTERS[labels.index(answer)],), options
 
 
-def gold_texts(value: object, answer_from: str | None = None) -> tuple[str, ...]:
-    """Return the distinct gold answers of a value, each the text after the last `answer_from`."""
-    texts = answer_texts(value)
-    if answer_from is not None:
-        texts = tuple(text.rpartition(answer_from)[2] for text in texts if answer_from in text)
-    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
-
-
-def multiple_choice(
-    text: str, right: str, wrong: Sequence[str], seed: int
-) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return (the question with lettered options, the right letter, the options in order).
+def multiple_choice(text: str, right: str, wrong: Sequence[str], seed: int) -> Lettered:
+    """Return the question with its options in random order.
 
     A hash of (seed, question, option) gives the order, so it is the same on every machine. Two
     wrong options may be equal, as in two questions of GPQA-Diamond.
@@ -329,8 +347,10 @@ def multiple_choice(
         return hashlib.sha256(f"{seed}\0{text}\0{option}".encode()).hexdigest()
 
     options = sorted([right, *wrong], key=key)
-    if right in wrong or len(options) > len(LETTERS):
-        raise EvaluationError(f"a wrong option equals the right one, or too many: {text[:60]!r}")
+    if not wrong or right in wrong or len(options) > len(LETTERS):
+        raise QuestionError(
+            f"options: {len(wrong)} wrong ones, or one that equals the right one: {text[:60]!r}"
+        )
     return lettered(text, options), (LETTERS[options.index(right)],), tuple(options)
 
 

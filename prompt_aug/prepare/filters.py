@@ -20,7 +20,7 @@ from prompt_aug.prepare.sources import (
     question_text,
     to_question,
 )
-from prompt_aug.questions import QuestionError, from_row, normalise
+from prompt_aug.questions import QuestionError, normalise
 
 GRADED_AT_ONCE = 512
 PROSE_WORDS = 4  # an answer of this many words without a number is prose
@@ -32,17 +32,15 @@ def read_rows(
 ) -> tuple[Numbered, Refused]:
     """Return the questions of the requested levels, and the rows without question or answer.
 
-    A verl-style row keeps all its fields, and unless `renamed` its data source.
+    Unless `renamed`, a verl-style row keeps its data source.
     """
     questions: Numbered = []
     refused: Refused = {}
     for number, row in kept_levels(track(rows, "read", "rows"), columns):
         try:
             made = to_question(row, columns, source, split)
-            if columns.whole_rows and row.get("data_source"):
-                made = from_row(row)
-                made = replace(made, split=split, source=source if renamed else made.source)
-            questions.append((number, made))
+            named = source if renamed else made.source
+            questions.append((number, replace(made, split=split, source=named)))
         except QuestionError as error:
             refused[number] = str(error)
     return questions, refused

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -63,10 +64,22 @@ def from_files(paths: Sequence[Path]) -> Any:
     raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not UTF-8 text ({error}). Convert it.") from None
+
+
 def _csv_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
         rows, names = list(reader), reader.fieldnames or ()
+    except csv.Error as error:
+        raise SourceError(
+            f"{path}, line {reader.line_num}: broken csv ({error}). Separate the columns by "
+            "commas, and double the quotes inside a quoted text."
+        ) from None
     if repeated := [name for name in names if names.count(name) > 1]:
         raise SourceError(f"{path}: two columns are called {repeated[0]}. Rename one.")
     for number, row in enumerate(rows):
@@ -77,10 +90,7 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file: one a line, one array or, in a .json, a single one."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not UTF-8 text ({error}): convert it") from None
+    text = _text(path)
     if path.suffix == ".json":
         with contextlib.suppress(ValueError, RecursionError):
             whole = json.loads(text)

@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from prompt_aug.questions import (
     Question,
     QuestionError,
     answer_texts,
+    from_row,
     make_question,
     system_text,
     user_text,
@@ -26,6 +28,7 @@ JOINED = "rephrasings of one group"  # added to a row by `filters.join_rephrasin
 TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
+VERL_COLUMNS = {"text": "prompt", "answer": "reward_model.ground_truth"}
 IN_YAML = "Name the file and the column in a yaml file, `{}: COLUMN` (eval/README.md)."
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
@@ -50,8 +53,7 @@ class Columns(Record):
     def whole_rows(self) -> bool:
         """True if verl's columns are read whole."""
         cut = (self.answer_from, self.text_after, self.text_before, self.group)
-        given = (self.text, self.answer) == ("prompt", "reward_model.ground_truth")
-        return given and not any(cut)
+        return {"text": self.text, "answer": self.answer} == VERL_COLUMNS and not any(cut)
 
 
 class Preset(Columns):
@@ -66,13 +68,16 @@ class Preset(Columns):
 
 
 def command_for(path: str | Path) -> str:
-    """Return the command that makes `path`, if it is one of the files that the examples read."""
+    """Return the command that makes `path`, or a parquet file of the data set of that name."""
     for name, preset in load_presets().items():
+        if str(path) in (name, preset.hub):
+            path = name
         for split, out in preset.out.items():
             if Path(out) == Path(path):
                 option = "" if split == preset.split else f" --split {split}"
                 return f"python -m prompt_aug.prepare {name} {out}{option} --no-benchmarks"
-    return f"python -m prompt_aug.prepare SOURCE {path} --against BENCHMARKS"
+    named = f"SOURCE {path}" if Path(path).suffix == ".parquet" else f"{path} OUT.parquet"
+    return f"python -m prompt_aug.prepare {named} --against BENCHMARKS"
 
 
 def load_presets() -> dict[str, Preset]:
@@ -157,25 +162,21 @@ def complete(
     source: str,
     *,
     answer: bool = True,
+    others: Iterable[tuple[str, str | None]] = (),
     remedy: str = "Name one with --{}-column.",
 ) -> Columns:
     """Return `columns` with missing ones found by the usual names. Raises SourceError.
 
     `names` are column names; those of a record (``extra_info.question``) may be listed, or else the
-    record may hold any. Without `answer` only the text is looked for. `remedy` ends the
-    message; {} is text, answer or level.
+    record may hold any. Without `answer` only the text is looked for. `others` are pairs of a key
+    and a column that must exist. `remedy` ends the message; {} is the key.
     """
     present = set(names)
-
-    def exists(column: str) -> bool:
-        record = column.partition(".")[0]
-        opaque = record in present and not any(n.startswith(f"{record}.") for n in present)
-        return column in present or opaque
 
     def find(what: str, asked: str | None, usual: tuple[str, ...] = (), more: Any = ()) -> str:
         candidates = ((asked,) if asked else ()) + tuple(more) or usual
         for candidate in candidates:
-            if exists(candidate):
+            if has_column(present, candidate):
                 return candidate
         raise SourceError(
             f"{source} has no column {' or '.join(candidates)} for the {what} (it has "
@@ -183,11 +184,19 @@ def complete(
         )
 
     found = {"text": find("text", columns.text, TEXT_COLUMNS, columns.text_else), "text_else": ()}
-    if columns.level is not None:
-        find("level", columns.level)
+    for what, column in (("level", columns.level), *others):
+        if column:
+            find(what, column)
     if answer:
         found["answer"] = find("answer", columns.answer, ANSWER_COLUMNS)
     return columns.model_copy(update=found)
+
+
+def has_column(names: Collection[str], column: str) -> bool:
+    """Return True for one of `names`, and for any field of a record whose fields are not listed."""
+    record = column.partition(".")[0]
+    opaque = record in names and not any(name.startswith(f"{record}.") for name in names)
+    return column in names or opaque
 
 
 def column_names(rows: Any) -> list[str]:
@@ -209,20 +218,28 @@ def read_level(value: Any) -> int | None:
 
 
 def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: str) -> Question:
-    """Return the question of one row. Raises QuestionError without a question or an answer."""
+    """Return the question of one row. Raises QuestionError without a question or an answer.
+
+    A row with verl's columns keeps its own data source and split.
+    """
     text = question_text(row, columns)
     if marks := [mark for mark in RENDERED if mark in text]:
         raise QuestionError(
             f"the text holds {marks[0]}: it is a prompt that a chat template made, not a question. "
-            "Name the column of the question with --text-column."
+            "Name the column of the question (--text-column, `text` in a yaml file)."
         )
-    value = _get(row, columns.text or "")
+    level = read_level(field_of(row, columns.level)) if columns.level else None
+    if columns.whole_rows:
+        made = from_row(row)
+        named = made.source if row.get("data_source") else source
+        return replace(made, source=named, level=made.level if level is None else level)
+    value = field_of(row, columns.text or "")
     return make_question(
         text=text,
         answers=answers_of(row, columns),
         source=source,
         split=split,
-        level=read_level(_get(row, columns.level)) if columns.level else None,
+        level=level,
         rephrasings=row.get(JOINED, ()),
         system=system_text(value) if isinstance(value, list) else None,
     )
@@ -230,7 +247,7 @@ def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: st
 
 def answers_of(row: Mapping[str, Any], columns: Columns) -> list[str]:
     """Return the answers of one row. Raises QuestionError if the column does not have them."""
-    value = _get(row, columns.answer or "")
+    value = field_of(row, columns.answer or "")
     golds = _listed(value) if isinstance(value, str) else answer_texts(value)
     return [_answer(gold, columns.answer_from) for gold in golds]
 
@@ -238,9 +255,11 @@ def answers_of(row: Mapping[str, Any], columns: Columns) -> list[str]:
 def question_text(row: Mapping[str, Any], columns: Columns) -> str:
     """Return the text of one row without the frame that the data set puts around it."""
     column = columns.text or ""
-    value = _get(row, column)
+    value = field_of(row, column)
     if not isinstance(value, list):
-        value = "" if value is None else str(value)
+        value = next(iter(answer_texts(value)), "")
+    elif not all(isinstance(turn, Mapping) for turn in value):
+        raise QuestionError(f"the column {column!r} has a list that is no chat. Name another.")
     text = user_text(value, column)
     if columns.text_after is not None:
         _, found, text = text.partition(columns.text_after)
@@ -256,13 +275,14 @@ def question_text(row: Mapping[str, Any], columns: Columns) -> str:
 def kept_levels(rows: Any, columns: Columns) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield (row number, row) of the rows of a requested level."""
     for number, row in enumerate(rows):
-        if not columns.levels or read_level(_get(row, columns.level or "")) in columns.levels:
+        if not columns.levels or read_level(field_of(row, columns.level or "")) in columns.levels:
             yield number, row
 
 
-def _get(row: Mapping[str, Any], dotted: str) -> Any:
+def field_of(row: Mapping[str, Any], dotted: str) -> Any:
+    """Return a column, or with ``record.field`` a field of a record; None without it."""
     value: Any = row
-    for key in dotted.split("."):
+    for key in [dotted] if dotted in row else dotted.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 

@@ -27,7 +27,7 @@ from prompt_aug.typed import shown
 from recipe.errors import ConfigError
 from recipe.preflight.engine import ENOUGH_EPOCHS
 from recipe.preflight.rules import Check, Rule, Setup, table
-from recipe.preflight.sources import check_verifiers, counts_of, weighted
+from recipe.preflight.sources import check_verifiers, counts_of, samples_of, weighted
 from recipe.run.folder import RunFolder
 
 SPLITS = ("train_files", "val_files")
@@ -93,7 +93,7 @@ def files(s: Setup) -> Iterator[str]:
         if not paths_of(s.data[key]):
             found.append(f"data.{key}: not set. Name a parquet file of questions.")
         found += [
-            f"data.{key}={path}: no such file. Make it: `{command_for(path)}`."
+            f"data.{key}={path}: no such file. Make one: `{command_for(path)}`."
             for path in own[key]
             if not Path(path).exists()
         ]
@@ -199,6 +199,9 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
         )
         kept, dropped = fitting(questions, too_long, config, key)
         check_tags(split, names, prompts, kept[0], tokenizer)
+        rows, samples = kept, None
+        if split == "test":
+            kept, samples = samples_of(rows, setup.rollout.val_kwargs.n)
         counts: dict[str, Any] = {"questions": len(kept)}
         everything += kept
         if split == "train":
@@ -219,10 +222,11 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
                 )
             check_held_out(kept, trained, setup)
         graded = bool(config.recipe.reward.verifiers)  # by functions that may read any column
-        counts |= {"digest": questions_digest(kept, graded), "rows_of_source": counts_of(kept)}
-        check_same_questions(folder, split, f"data.{key}", counts["digest"])
+        digest = questions_digest(rows if samples else kept, graded)
+        counts |= {"digest": digest, "rows_of_source": counts_of(kept)}
+        check_same_questions(folder, split, f"data.{key}", digest)
         path = folder.data(split)
-        write_parquet([dataclasses.replace(q, split=split) for q in kept], path)
+        write_parquet([dataclasses.replace(q, split=split) for q in kept], path, samples)
         report[split] = counts | {
             "max_prompt_length": int(config.data.max_prompt_length),
             "dropped": [dataclasses.asdict(d) for d in dropped],

@@ -1,4 +1,4 @@
-"""Data sources: the weights of their rows in training, and the verifiers that grade them."""
+"""Data sources: weights of their rows in training, samples in validation, and verifiers."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from prompt_aug.extraction import extraction
 from prompt_aug.grading.pool import GraderError
-from prompt_aug.questions import Question, to_row
+from prompt_aug.questions import Question, count_repeats, to_row
 from prompt_aug.typed import shown
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
@@ -42,6 +42,21 @@ def weighted(questions: Sequence[Question], weights: Mapping[str, float] | None)
                 f"{counts[name] // len(rows)} times in an epoch. Set a smaller weight."
             )
     return [rows[i % len(rows)] for name, rows in sources.items() for i in range(counts[name])]
+
+
+def samples_of(rows: list[Question], n: int) -> tuple[list[Question], list[int] | None]:
+    """Return the validation questions, and if rows repeat them, the samples of each.
+
+    verl counts each row as a question, so the standard error would be too small.
+    """
+    counted = count_repeats(rows)
+    if len(counted) == len(rows):
+        return rows, None
+    print(
+        f"data.val_files: {len(rows)} rows hold {len(counted)} questions. Repeated rows count "
+        "as samples of one question."
+    )
+    return [question for question, _ in counted], [n * count for _, count in counted]
 
 
 def counts_of(questions: Iterable[Question]) -> dict[str, int]:

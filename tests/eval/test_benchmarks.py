@@ -12,9 +12,9 @@ import yaml
 
 from eval import EvaluationError
 from eval.benchmarks import (
+    Benchmark,
     BenchmarkRequest,
     LoadedBenchmark,
-    gold_texts,
     known_benchmarks,
     load,
     multiple_choice,
@@ -27,7 +27,13 @@ from eval.settings import benchmark_identity, differences
 from prompt_aug.grading import grade
 from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prepare.sources import SourceError
-from prompt_aug.questions import write_parquet
+from prompt_aug.questions import (
+    Question,
+    QuestionError,
+    from_row,
+    make_question,
+    write_parquet,
+)
 from prompt_aug.templates import load_bank
 
 SIZES = {
@@ -165,6 +171,12 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
         ({"hub": "a/b"}, "hub and file"),
         ({"file": "none.csv"}, "none.csv"),
         ({"options": ["x"]}, "options"),
+        ({"text": "wording"}, "no column wording for the text"),
+        ({"answer": "answer_value"}, "no column answer_value for the answer"),
+        ({"answer": "meta.answer"}, r"no column meta\.answer"),
+        ({"level": "lvl"}, "no column lvl for the level"),
+        ({"answer": "answer", "options": ["question", "x"]}, "no column x for the options"),
+        ({"answer": "answer", "choices": "x"}, "no column x for the choices"),
         ({"rows": "wording,answer\nx,1\ny,2"}, "no column"),
         ({"rows": "problem,answer\nx,1\ny, "}, "row 1"),
     ],
@@ -204,6 +216,72 @@ def test_shots_stand_in_the_record_or_the_request(tmp_path: Path) -> None:
         load_own(record)
 
 
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+VERL = {
+    "data_source": "theirs",
+    "prompt": CHAT,
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "test", "code": "7"},
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+def test_rows_are_read_as_those_of_training(tmp_path: Path, kind: str) -> None:
+    def read(row: dict[str, object], **columns: object) -> tuple[Question, ...]:
+        rows = datasets.Dataset.from_list([row])
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        if kind == "arrow":
+            rows.save_to_disk(folder / "data.arrow")
+        else:
+            folder.mkdir()
+            getattr(rows, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(folder / f"data.{kind}")
+        return load_own(own(folder, file=f"data.{kind}", questions=1, **columns)).questions
+
+    for row in (VERL, {**VERL, "question": "2?", "answer": "3"}):
+        assert read(row) == (from_row(row),)  # with all its columns, for a verifier
+    (chat,) = read({"prompt": CHAT, "meta": {"gold": 2, "level": "Level 3"}, "answer": "B"},
+        answer="meta.gold", level="meta.level")  # fmt: skip
+    assert chat == make_question(
+        text="1 + 1?", answers=["2"], system="Be brief.", level=3, source="mine", split="test"
+    )
+
+
+def test_a_copy_of_a_known_benchmark_may_have_other_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {"text": "task", "answer": "solution", "answer_from": "####", "level": "grade"}
+    record = Benchmark(questions=1, hub="a/b", **columns)
+    monkeypatch.setattr("eval.benchmarks.known_benchmarks", lambda: {"known": record})
+    for row in (
+        {"task": "1 + 1?", "solution": "So #### 2"},
+        {"problem": "1 + 1?", "answer": "So #### 2"},
+        VERL,
+    ):
+        (tmp_path / "copy.jsonl").write_text(json.dumps(row))
+        (question,) = load(request("known", tmp_path / "copy.jsonl"), greedy=True).questions
+        assert (question.text, question.answers) == ("1 + 1?", ("2",))
+
+
+def test_repeated_rows_are_samples_of_one_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loaded(rows: str, **how: object) -> tuple[int, int, int, int]:
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join(["question,answer", *(f"{i}?,{i}" for i in rows)]))
+        found = load(request(str(how.pop("name", "mine")), path), **{"greedy": True, **how})
+        shown = capsys.readouterr().out.count("\n")
+        return len(found.questions), found.size, found.samples, shown
+
+    assert loaded("012012012") == loaded("000111222") == (3, 3, 3, 1)
+    assert loaded("0012") == (3, 3, 1, 1)  # not all repeat
+    assert loaded("012") == (3, 3, 1, 0)
+    assert loaded("001122", samples=5, max_questions=2) == (2, 3, 5, 1)
+    record = Benchmark(questions=4, hub="a/b", samples=3)
+    monkeypatch.setattr("eval.benchmarks.known_benchmarks", lambda: {"known": record})
+    assert loaded("0123" * 4, name="known", greedy=False) == (4, 4, 4, 1)
+    assert loaded("0012", name="known", greedy=False) == (4, 4, 3, 0)  # as published
+
+
 CHOICES = "question,answer,one,two\nWhich?,right,wrong,bad\n"
 
 
@@ -231,17 +309,6 @@ def test_each_cyclic_order_has_every_option_at_every_place(tmp_path: Path) -> No
         rotated(replace(question, text="Which?\nA. right"), 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        *((142.0, ("142",)), (0.5, ("0.5",)), (7, ("7",)), (" 9.6\n", ("9.6",))),
-        *((["9.6\n", "9.6", "10"], ("9.6", "10")), ("", ()), (None, ()), ([], ())),
-    ],
-)
-def test_answers_become_texts(value: object, wanted: tuple[str, ...]) -> None:
-    assert gold_texts(value) == wanted
-
-
 # ------------------------------------------------------------------------- multiple choice
 
 
@@ -256,8 +323,9 @@ def test_seed_and_question_determine_the_order_of_options() -> None:
         assert f"({letter}) right\n" in text + "\n" and text.count(") one\n") == 2
         assert options["ABCD".index(letter)] == right
         assert sorted(options) == sorted([right, *wrong])
-    with pytest.raises(EvaluationError):
-        multiple_choice("Which?", "one", ["one", "two", "three"], 0)
+    for bad in (["one", "two", "three"], []):
+        with pytest.raises(QuestionError):
+            multiple_choice("Which?", "one", bad, 0)
 
 
 def choices(folder: Path, count: int) -> Path:
@@ -317,5 +385,5 @@ def test_options_in_one_column_keep_their_order(
 
 def test_a_file_without_the_usual_columns_names_the_yaml_file(tmp_path: Path) -> None:
     (tmp_path / "odd.csv").write_text("q,answer\n1 + 1?,2\n")
-    with pytest.raises(EvaluationError, match=r"benchmark odd has no column .* `text: COLUMN`"):
+    with pytest.raises(EvaluationError, match=r"benchmark odd: .* has no column .* `text: COLUMN`"):
         load(parse_request(f"odd={tmp_path / 'odd.csv'}"), greedy=True)

@@ -96,6 +96,8 @@ def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
             _, asked = prepare.choose(options)
             assert (asked.hub, asked.split, str(options.out)) == (preset.hub, split, out)
     assert "SOURCE mine.parquet" in command_for("mine.parquet")
+    for source, name in (("openai/gsm8k", "gsm8k"), ("gsm8k", "gsm8k"), ("a/b", "a/b")):
+        assert f"prepare {name} OUT.parquet" in command_for(source)
 
 
 @pytest.mark.parametrize("name", load_presets())
@@ -131,6 +133,8 @@ def test_rows_that_a_preset_does_not_fit(name: str, row: dict[str, Any], message
         ("a.csv", "question,answer\n", "an empty file"),
         ("b.csv", "question,answer\nWhere?\n", "row 0 has not as many columns"),
         ("c.csv", "question,answer,answer\nWhere?,1,2\n", "two columns are called answer"),
+        ("d.csv", '"question";"answer"\n"Where?";"1"\n', "Separate the columns by commas"),
+        ("e.csv", "question,answer\nCaf\udce9?,1\n", "is not UTF-8 text"),
         ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
         ("a.parquet", "x", "local data cannot be loaded"),
     ],
@@ -225,6 +229,16 @@ def test_only_texts_and_numbers_are_answers(value: Any, answers: tuple[str, ...]
     columns = complete(Columns(), row, "s")
     with nullcontext() if answers else pytest.raises(QuestionError):
         assert to_question(row, columns, "s", "train").answers == answers
+
+
+@pytest.mark.parametrize(
+    "value", [{"role": "user", "content": "Q?"}, ["Q?", "R?"], [["Q?"]], b"Q?", None, 0.0]
+)
+def test_only_texts_and_chats_are_questions(value: Any) -> None:
+    row = {"a.b": value, "answer": "1"}  # a name may have a dot
+    with nullcontext() if value == 0 else pytest.raises(QuestionError):
+        columns = complete(Columns(text="a.b"), row, "s")
+        assert to_question(row, columns, "s", "train").text == "0"
 
 
 def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:

@@ -180,6 +180,17 @@ def test_validation_on_training_questions(
     assert f"data.val_files: {1 if chosen else 40} of 41 questions" in capsys.readouterr().out
 
 
+def test_repeated_validation_rows_are_samples_of_one_question(config: Any, tmp_path: Path) -> None:
+    train, n = questions(tmp_path / "a.parquet", 40), config.actor_rollout_ref.rollout.val_kwargs.n
+    one, other = question("3 + 4?"), question("3 + 5?")
+    rows = [one, other, one, one]
+    report = prepare(config, [train], [written(tmp_path / "v.parquet", rows)])["test"]
+    assert (report["questions"], report["rows_of_source"]) == (2, {"t": 2})
+    assert report["digest"] == data.questions_digest(rows)  # so that a run of before can resume
+    table = pandas.read_parquet(config.data.val_files[0])
+    assert list(table["__rollout_n__"]) == [3 * n, n]
+
+
 def test_templates_of_thinking_models(config: Any, tmp_path: Path) -> None:
     path, plain = questions(tmp_path / "a.parquet", 40), {"templates": ["qwen-math", "abel"]}
     for augment, named in (
