@@ -18,6 +18,14 @@ _LEADING = re.compile(
 )
 _IDLE = re.compile(rf"{_STYLE}|{_SPACE}|\\(?:left|right)(?![a-zA-Z])|[$*]")
 _BRACES = re.compile(r"[{}\\]")
+# A letter that stands for itself: it begins the text, or follows one of these words or a blank and
+# a bracket. An article, a symbol of a formula and `I and II` of a list of statements are none.
+_NAMED = re.compile(
+    r"(?:^|\b(?:both|either|neither|nor|not|only|(?:option|choice|answer)s?(?: is)?)\b|\s(?=\())"
+    r"[\s:(\[]*(?-i:([A-J]))(?=\s*(?:$|[),;\]]|[.:](?!\w)|(?:and|or|nor|is|only)\b))"
+    r"(?!(?<=I)\s*(?:,|and\b|or\b|only\b))",
+    re.IGNORECASE,
+)
 
 
 def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool]) -> str | None:
@@ -42,10 +50,10 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     return leading[1] if found else None
 
 
-def has_letter(answer: str, options: Sequence[str]) -> bool:
-    """Return whether `answer` names an option's letter, as `A or B` and `(A) 5` do."""
-    letters = LETTERS[: len(options)]
-    return bool(re.search(rf"(?<![a-z\\])[{letters}](?![a-z])", answer))
+def names_letter(answer: str, options: Sequence[str]) -> bool:
+    """Return whether `answer` names an option's letter, as `A or B` and `(A) 5` do, not `CO_2`."""
+    plain = re.sub("[{}]", "", _IDLE.sub(" ", answer)).strip()
+    return bool(set(_NAMED.findall(plain)) & set(LETTERS[: len(options)]))
 
 
 def _words(text: str) -> list[str]:

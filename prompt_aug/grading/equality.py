@@ -30,6 +30,7 @@ from prompt_aug.grading.words import (
     EMPTY_SIGN,
     LETTER_LABEL,
     compare_choices,
+    compare_times,
     compare_words,
     formula_of,
     labels_contradict,
@@ -285,8 +286,9 @@ def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
 
 def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     """Compare two leaves without a relation: words, ratios, quantities."""
-    if (same := compare_words(gold, pred)) is not None:
-        return same
+    for compared in (compare_words, compare_times):
+        if (same := compared(gold, pred)) is not None:
+            return same
     if (same := compare_ratios(gold, pred, oracle)) is not None:
         return same
     gold, pred = formula_of(gold), formula_of(pred)

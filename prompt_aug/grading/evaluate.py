@@ -293,14 +293,18 @@ def evaluate(text: str) -> Value:
     return Value(text=text, exact=None, approximate=tuple(values), scale=scale)
 
 
-def surely_different(a: Value, b: Value) -> bool:
-    """Return True if two values differ by more than rounding can explain."""
+def surely_different(a: Value, b: Value, *, real: bool = False) -> bool:
+    """Return True if two values differ by more than rounding can explain.
+
+    With `real`, letters are real: a point at which neither formula is real does not count.
+    """
     if a.exact is not None and b.exact is not None:
         return a.exact != b.exact
     error = 1e-12 * max(a.scale, b.scale)
     return any(
         cmath.isinf(x) or cmath.isinf(y) or abs(x - y) > 1e-9 * max(abs(x), abs(y)) + error
         for x, y in ((a.at(point), b.at(point)) for point in (0, 1))
+        if not (real and a.has_letters and x.imag and y.imag)
     )
 
 

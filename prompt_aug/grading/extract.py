@@ -58,6 +58,11 @@ _BREAK = re.compile(
 )
 _COURTESY = re.compile(r"\s*I hope (?:it|this) (?:is correct|helps)[.!]?\s*$")
 _BOLD = re.compile(r"(?<![\w*)])\*\*(?![\s*])([^*\n]{1,160})(?<!\s)\*\*(?![\w*({-])")  # no power
+# Markdown's emphasis by underscores, and HTML's. Indices, as in `x_1 + y_1`, `_5C_2`, are none.
+_EMPHASIS = re.compile(
+    r"(?<![\w\\)}\]])(_{1,3})(?![\s_])((?:[^_\n]|(?<=[a-zA-Z\d])_(?=[a-zA-Z\d{])){1,160})(?<!\s)\1"
+    r"(?![\w({\\-])|<(b|strong|i|em|u)>(?=[^\n]{1,160}</\3>)|</(?:b|strong|i|em|u)>"
+)
 _CONCLUSION = re.compile(
     r"\W{0,4}(?:(?:and|so)\s+)?(?:therefore|thus|hence|consequently|in conclusion|so,)",
     re.IGNORECASE,
@@ -284,6 +289,7 @@ def extract(text: str, settings: Extraction, *, after_boxes: bool = False) -> st
     """Return the answer of a response, or of its text after all boxes, as the model wrote it."""
     for marker in (*END_MARKERS, f"</{settings.answer_tag}>"):
         text = text.partition(marker)[0]
+    text = _EMPHASIS.sub(lambda found: found[2] or "", text)
     if after_boxes:
         text = text[max((end for _, end, _ in closed_boxes(text)), default=len(text)) :]
     _, thought, answered = text.rpartition("</think>")

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from prompt_aug.grading.arithmetic import TooBig, mixed_as_sums
-from prompt_aug.grading.choice import chosen, has_letter
+from prompt_aug.grading.choice import chosen, names_letter
 from prompt_aug.grading.echo import does_its_work, is_copied, is_unworked, restates
 from prompt_aug.grading.equality import compare
 from prompt_aug.grading.extract import (
@@ -158,9 +158,11 @@ def grade(
     if (answer := extract(response, extraction)) is None:
         return Grade(extracted=None, status="no_answer")
     if options:
-        if not has_letter(answer, options):  # \boxed{7.4} ... The answer is (E).
-            answer = extract(response, extraction, after_boxes=True) or answer
-        return _grade_choice(answer, golds, options)
+        choice = _grade_choice(answer, golds, options)
+        if choice.detail and not names_letter(answer, options):  # \boxed{7.4} ... Answer: E
+            later = extract(response, extraction, after_boxes=True)
+            return _grade_choice(later, golds, options) if later else choice
+        return choice
     found = _grade_extracted(answer, golds, question)
     return replace(found, status="unworked") if found.unworked and not pay_unworked else found
 

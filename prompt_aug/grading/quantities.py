@@ -151,7 +151,7 @@ def compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
     if len(scales) == 1:
         if rounds_to(pred_value, gold_number):
             return True
-        if surely_different(gold_value, pred_value):
+        if surely_different(gold_value, pred_value, real=True):
             return False
         try:
             if (same := same_digits(gold_value, pred_value)) is not None:

@@ -49,6 +49,7 @@ _LETTER_LIST = re.compile(r"[A-Za-z](?:\s*,\s*(?:and\s+|or\s+)?[A-Za-z])+")
 _CAPITALS = re.compile(r"[A-Z]{2,20}")
 _EMPTY = re.compile(r"none|(?:there (?:is|are) )?no (?:real )?solutions?")
 _MISSING = re.compile(r"(?:(?:the )?limit )?does ?n(?:o|')t exist|dne")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?(?:\s*([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _TEXT_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]{2}[^{}]*\}")
 EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
 LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
@@ -120,6 +121,20 @@ def compare_words(gold: str, pred: str) -> bool | None:
     if all(words):
         return words[0] == words[1]
     return False if any(words) and is_number(pred if words[0] else gold) else None
+
+
+def compare_times(gold: str, pred: str) -> bool | None:
+    """Compare two times of a clock, one at least with am or pm; None for other texts.
+
+    The other needs minutes, if it has neither.
+    """
+    times = [_CLOCK.fullmatch(flat(text)) for text in (gold, pred)]
+    found = [(int(time[1]), time[2], (time[3] or "").lower()) for time in times if time]
+    halves = {half for _, _, half in found}
+    if len(found) < 2 or halves == {""} or ("" in halves and not (found[0][1] and found[1][1])):
+        return None
+    (hour, minutes, _), (other, more, _) = found
+    return len(halves - {""}) == 1 and (hour, minutes or "00") == (other, more or "00")
 
 
 def formula_of(text: str) -> str:

@@ -39,6 +39,12 @@ def test_the_text_of_another_option_is_wrong_however_near(right: str, other: str
         (r"Thus \boxed{A or B}. The answer is (B).", False),
         (r"Thus \boxed{\text{Both A and B}}. The answer is (B).", False),
         (r"Thus \boxed{(A) 10^-4 eV}. The answer is (B).", False),
+        (r"Thus \boxed{\text{Neither C nor D}}. The answer is (B).", False),
+        (r"Thus \boxed{\text{not A}}. The answer is (B).", False),
+        (r"Thus \boxed{5\text{ (A)}}. The answer is (B).", False),
+        (r"Thus \boxed{\text{the correct option is } C}. The answer is (B).", False),
+        (r"Thus \boxed{(B) 10^-4 eV}. So the energy is 10^-4 eV.", True),
+        (r"Thus \boxed{B 10^-4 eV}. So the energy is 10^-4 eV.", True),
         (r"Thus \boxed{10^-4}.</s> The answer is (B).", False),
         ("The answer is (B).\n\nNow, considering all the above, the final answer is:", True),
         ("The answer is (A).\n\nNow, considering all the above, the final answer is:", False),
@@ -46,6 +52,19 @@ def test_the_text_of_another_option_is_wrong_however_near(right: str, other: str
 )
 def test_a_letter_after_a_box_without_one_counts(response: str, correct: bool) -> None:
     assert grade(response, "B", options=OPTIONS).correct == correct
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        *("CO_2", "k_B T", "C_6H_{12}O_6", "BF_3", r"\Delta C", r"\text{A larger force}", "P(A)"),
+        *(r"\frac{A}{2}", r"A \cup B", "A^T", "D = 5", r"2\text{ A}", "AB", r"\text{I and II}"),
+    ],
+)
+def test_a_letter_of_a_formula_or_sentence_is_no_choice(box: str) -> None:
+    options = (*OPTIONS, "5", "6", "7", "8", "9")
+    for said, correct in (("Answer: B", True), ("The answer is (C).", False), ("", False)):
+        assert grade(rf"So \boxed{{{box}}}.\n\n{said}", "B", options=options).correct == correct
 
 
 def test_a_letter_alone_is_right_also_if_an_option_has_no_words() -> None:

@@ -128,3 +128,19 @@ def test_a_rejected_token_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(map(sum, kept.values())) < sum(map(len, kept.values()))
     for key, advantages in queue.column("advantages").items():
         assert [a for a, m in zip(advantages, kept[key], strict=True) if not m and a] == []
+
+
+def test_a_rejected_response_still_counts_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """recipe/STACK.md says so; verl's trainer has the same advantages (first test)."""
+    made = rows(log_probs=True, padding=False)
+    for key, columns in made.items():
+        columns["rollout_log_probs"] = columns["old_log_probs"] + 3.0 * (key == "g1_0_0")
+    rejecting = {**CORRECTION, "rollout_is": None, "rollout_rs": "seq_mean_k1"}
+    plain, cut = (Queue(copy.deepcopy(made)) for _ in range(2))
+    step(RecipeTrainer, plain, monkeypatch)
+    step(RecipeTrainer, cut, monkeypatch, rollout_correction=rejecting)
+    rejected = [key for key, mask in cut.column("response_mask").items() if not any(mask)]
+    assert rejected == ["g1_0_0"]
+    wanted, found = plain.column("advantages"), cut.column("advantages")
+    assert all(found[key] == wanted[key] for key in found if key not in rejected)
+    assert set(found["g1_0_0"]) == {0.0} and any(wanted["g1_0_0"])
