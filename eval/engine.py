@@ -13,10 +13,12 @@ from typing import Any, Self
 
 from eval import EvaluationError
 from eval.settings import SAMPLING, Settings
+from prompt_aug.base.files import read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.templates.rendering import Messages
 from prompt_aug.turns import end_of_turn
 from recipe.run import environment
+from recipe.run.host import gpus_here
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
 # subprocess"), so workers are spawned. recipe.run.environment holds what every engine needs.
@@ -60,11 +62,28 @@ def check_hardware(settings: Settings) -> None:
 
 
 def prepare_environment(model: str) -> None:
-    """Set unset variables that torch reads on import. A small model gets one thread."""
+    """Set unset variables that torch and its OpenMP library read when they are first loaded.
+
+    A small model gets one thread.
+    """
+    on_cpu = not gpus_here()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # vLLM warns of its NUMA binding
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
-    if 0 < size < ONE_THREAD_BYTES:
+    if on_cpu and 0 < size < ONE_THREAD_BYTES:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    environment.set_defaults(cpu=on_cpu, **ENVIRONMENT)
+
+
+def precision(model: str, settings: Settings) -> str:
+    """Return the precision of an engine on a CPU: the setting, or that of the weights for "auto".
+
+    vLLM's own "auto" computes in bfloat16 what is stored in float32.
+    """
+    config = Path(model) / "config.json"
+    if settings.dtype != "auto" or gpus_here() or not config.is_file():
+        return settings.dtype
+    stored = read_json(config)
+    return str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
 
 
 class Engine:
@@ -78,7 +97,7 @@ class Engine:
         self._requests = 0
 
     def __enter__(self) -> Self:
-        self._on_cpu = not environment.has_gpu()
+        self._on_cpu = not gpus_here()
         environment.set_defaults(cpu=self._on_cpu, **ENVIRONMENT)
         from vllm import LLM  # reads the variables above when it is imported
 
@@ -94,9 +113,12 @@ class Engine:
             }
         else:
             options |= {"gpu_memory_utilization": self._settings.gpu_memory_utilization}
+        dtype = precision(self._model, self._settings)
+        if dtype != self._settings.dtype:
+            print(f"computes in {dtype}, in which the weights are stored (another: --dtype)")
         self._llm = LLM(
             model=self._model,
-            dtype=self._settings.dtype,
+            dtype=dtype,
             max_model_len=self._max_model_len,
             seed=self._settings.seed,
             use_tqdm_on_load=False,

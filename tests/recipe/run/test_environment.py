@@ -42,28 +42,6 @@ def test_actors_inherit_the_run_and_its_deadline(monkeypatch: pytest.MonkeyPatch
     assert given.items() <= environment.inherited().items()
 
 
-@pytest.mark.parametrize(
-    ("given", "actor", "engine"),
-    [
-        (None, "6", "3"),  # one per core that this process may use
-        ("", "6", "3"),
-        ("1", "1", "1"),
-        ("2", "2", "1"),
-        ("5", "5", "2"),
-        ("8,2", "8,2", "4"),  # the outer level of OpenMP
-        ("many", "many", "1"),  # OpenMP ignores it; so does this
-    ],
-)
-def test_the_engine_has_half_of_the_threads(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, actor: str, engine: str
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert environment.threads() == {"OMP_NUM_THREADS": actor, environment.ENGINE_THREADS: engine}
-
-
 def test_what_takes_no_file_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert places.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"
