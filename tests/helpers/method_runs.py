@@ -53,7 +53,9 @@ TOGETHER = [
 MODEL = "actor_rollout_ref.model"
 LORA = [f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true", f"{ACTOR}.optim.lr=1e-3"]
 CORRECTION = "algorithm.rollout_correction"
+FLOAT32 = "fsdp_config.mixed_precision.param_dtype=float32"
 CORRECTED = [  # the engine computes in bfloat16, the actor in float32
+    *(f"{ACTOR}.{FLOAT32}", f"actor_rollout_ref.ref.{FLOAT32}"),
     *("actor_rollout_ref.rollout.dtype=bfloat16", "recipe.advantage.name=rloo"),
     *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.01"),
     f"{CORRECTION}.rollout_rs='token_k2,seq_mean_k3'",

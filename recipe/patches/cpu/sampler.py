@@ -47,13 +47,14 @@ def adapt_sampler(module: Any) -> None:
     def forward_cpu(
         self: Any, logits: Tensor, generators: dict[int, torch.Generator], k: Any, p: Any
     ) -> tuple[Tensor, Tensor | None]:
-        processed = self.logprobs_mode in ("processed_logits", "processed_logprobs")
-        if logits.shape[-1] < LARGE_VOCABULARY or processed:
+        if logits.shape[-1] < LARGE_VOCABULARY:
             return original(self, logits, generators, k, p)
-        probs = module.apply_top_k_top_p(logits, k, p).softmax(-1, dtype=torch.float32)
-        uniform = torch.rand(len(probs))
+        logits = module.apply_top_k_top_p(logits, k, p)
+        logprobs = logits.log_softmax(-1, dtype=torch.float32)
+        uniform = torch.rand(len(logits))
         for row, generator in generators.items():
             uniform[row] = torch.rand((), generator=generator)
-        return inverse_sample(probs, uniform), None
+        returned = {"processed_logits": logits, "processed_logprobs": logprobs}
+        return inverse_sample(logprobs.exp(), uniform), returned.get(self.logprobs_mode)
 
     module.TopKTopPSampler.forward_cpu = forward_cpu
