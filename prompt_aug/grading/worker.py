@@ -214,33 +214,25 @@ def _same_curve(known: Any, target: Any) -> bool:
 
 
 def _same_where_real(known: Any, target: Any) -> bool:
-    r"""Return whether two formulas are real at the same values of a letter, and equal there.
-
-    `-\ln x` and `\ln\frac{1}{x}` are, although they differ at complex numbers. Only one letter may
-    be below a root or in a logarithm.
-    """
+    """Return whether two formulas are real at the same values of a letter, and equal there."""
     from sympy import Dummy, Expr, Interval, Pow, S, Union, log, oo, simplify
     from sympy.calculus.util import continuous_domain
 
     if not (isinstance(known, Expr) and isinstance(target, Expr)):
         return False
-    difference, positive = known - target, Dummy(positive=True)
-    partial = (p for p in difference.atoms(log, Pow) if not (p.is_Pow and p.exp.is_integer))
-    letters = {letter for part in partial for letter in part.free_symbols}
-    if len(letters) != 1:
+    difference, t = known - target, Dummy(positive=True)
+    parts = [p for p in difference.atoms(log, Pow) if not (p.is_Pow and p.exp.is_integer)]
+    # With several letters below roots and in logarithms the domain is no set of values.
+    if len(letters := {letter for part in parts for letter in part.free_symbols}) != 1:
         return False
     (letter,) = letters
     domain, other = (continuous_domain(value, letter, S.Reals) for value in (known, target))
     pieces = domain.args if isinstance(domain, Union) else (domain,)
     if domain != other or domain == S.Reals or not all(isinstance(p, Interval) for p in pieces):
         return False
-    for low, high in ((piece.start, piece.end) for piece in pieces):
-        inside = (low + high * positive) / (1 + positive)
-        if oo in (high, -low):
-            inside = low + positive if high == oo else high - positive
-        if simplify(difference.subs(letter, inside)) != 0:
-            return False
-    return True
+    ends = ((piece.start, piece.end) for piece in pieces)
+    inside = (a + t if b == oo else b - t if a == -oo else (a + b * t) / (1 + t) for a, b in ends)
+    return all(simplify(difference.subs(letter, value)) == 0 for value in inside)
 
 
 def judge(gold: str, pred: str) -> dict[str, str]:
