@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
-from eval.samples import as_asked
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
@@ -63,7 +62,7 @@ def archive(runs: Sequence[RunData]) -> Archive:
                 entry = {"b": name, "u": uid, "t": question["question"], "s": [], "g": gold}
                 known = found.setdefault((name, uid, prompt), _Question(entry))
                 for sample in samples:
-                    text = as_asked(question, sample["sample"])["prompt"]
+                    text = question["prompt"]
                     place = known.prompts.setdefault(text, len(known.prompts))
                     status = statuses.setdefault(sample["status"], len(statuses))
                     facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
