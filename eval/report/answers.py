@@ -26,6 +26,7 @@ RESPONSE_CHARACTERS = 20_000
 BLOCK_CHARACTERS = 1 << 18  # before compression
 MOST_ROLLOUTS = 26
 ROLLOUT_CHARACTERS = 4000
+SAME_AS_VERDICT = ("correct", "wrong")  # statuses that say no more than right and wrong
 FACTS = ("gold", "status", "reward", "format", "length", "truncated", "uid")
 
 
@@ -80,12 +81,17 @@ def archive(runs: Sequence[RunData]) -> Archive:
         block[number] = {"p": list(known.prompts), "r": known.records}
         size += sum(len(record[1]) for record in known.records) + 100
         if size > BLOCK_CHARACTERS or number == len(found) - 1:
-            packed = gzip.compress(json.dumps(block).encode(), compresslevel=6, mtime=0)
-            blocks.append(base64.b64encode(packed).decode("ascii"))
+            blocks.append(packed(block))
             block, size = {}, 0
     entries = [known.entry for known in found.values()]
     index = {"checkpoints": checkpoints, "statuses": list(statuses), "questions": entries}
     return Archive(index, blocks)
+
+
+def packed(value: object) -> str:
+    """Return base64 of gzip of JSON, which the page unpacks when it is needed."""
+    data = gzip.compress(json.dumps(value).encode(), compresslevel=6, mtime=0)
+    return base64.b64encode(data).decode("ascii")
 
 
 def _kept(run: RunData, most: int) -> list[CheckpointRow]:
@@ -152,5 +158,9 @@ def _texts(line: Mapping[str, Any]) -> dict[str, Any]:
         "preview": visible(" ".join(str(response).split()), 100).split("\n")[0],
         "prompt": visible(line.get("prompt", "")),
         "response": visible(response),
-        "facts": [(name, fact(line[name])) for name in FACTS if line.get(name) is not None],
+        "facts": [
+            (name, fact(line[name]))
+            for name in FACTS
+            if line.get(name) is not None and line[name] not in SAME_AS_VERDICT
+        ],
     }
