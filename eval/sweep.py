@@ -202,6 +202,7 @@ def sweep(options: argparse.Namespace) -> None:
             print(f"endpoint: {budget.spent}")
             continue
         check_hardware(settings)
+        print(f"evaluate: template {settings.template}, temperature {settings.temperature:g}")
         with Session(settings) as session:
             if run is None:
                 models = [from_model(model, cache) for model in options.model]
