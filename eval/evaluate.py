@@ -141,7 +141,7 @@ class Evaluation:
                         pending.generate(engine, requests, files)
 
                 settings = item.identity
-                if self.settings.greedy and not item.benchmark.cyclic and pending.repeat():
+                if self.settings.greedy and pending.repeat():
                     complete(pending.repeat())
                     if pending.repeats_are_equal(files.load()):
                         settings = item.once

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval import EvaluationError
-from eval.benchmarks import LoadedBenchmark, rotated
+from eval.benchmarks import LoadedBenchmark
 from eval.endpoint import RemoteEngine
 from eval.engine import SAMPLE_KEY, Engine, Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.prompts import Prompt, Prompts
-from prompt_aug.questions import Question
 from recipe.run.folder import BenchmarkFolder
 
 TOO_LONG = "prompt_too_long"
@@ -53,22 +52,6 @@ class SampleFiles:
         append_lines(self._mine, [*head, *map(dict, samples)], sync=True)
 
 
-def as_asked(question: Mapping[str, Any], sample: int) -> dict[str, Any]:
-    """Return a line of questions.jsonl with the options in the order of this sample."""
-    orders = question.get("orders") or [{}]
-    return {**question, **orders[sample % len(orders)]}
-
-
-def _shown(question: Question, prompt: Prompt) -> dict[str, Any]:
-    return {
-        "question": question.text,
-        "gold": list(question.answers),
-        "options": list(question.options),
-        "prompt": prompt.rendered.text,
-        "prompt_tokens": len(prompt.ids),
-    }
-
-
 class PendingSamples:
     """The rendered prompts of one benchmark and the samples to generate from them.
 
@@ -79,41 +62,33 @@ class PendingSamples:
     def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
         self.benchmark = benchmark
         self.template = benchmark.template or prompts.validation_template
-        # Per question: (question, prompt) for every order of its options, usually one.
-        self.orders: list[list[tuple[Question, Prompt]]] = []
+        self.prompts: list[Prompt] = []
         for question in benchmark.questions:
-            count = len(question.options) if benchmark.cyclic else 1
-            shown = [rotated(question, i) if i else question for i in range(count)]
+            asked = self.template, question.text, tokenizer, question.system, benchmark.shots
             try:
-                made = [
-                    prompts.render(self.template, q.text, tokenizer, q.system, benchmark.shots)
-                    for q in shown
-                ]
+                self.prompts.append(prompts.render(*asked))
             except ValueError as error:
                 raise EvaluationError(
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
                 ) from error
-            self.orders.append(list(zip(shown, made, strict=True)))
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        return [prompt for order in self.orders for _, prompt in order]
 
     def questions(self, context: int) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl, which grading and scoring need later."""
         return [
             {
-                "uid": order[0][0].uid,
+                "uid": question.uid,
                 # Distinguishes two prompts of one uid, whose questions differ in white space.
-                "prompt_sha256": hashlib.sha256(shown[0]["prompt"].encode()).hexdigest()[:8],
-                **shown[0],
-                "level": order[0][0].level,
+                "prompt_sha256": hashlib.sha256(prompt.rendered.text.encode()).hexdigest()[:8],
+                "question": question.text,
+                "gold": list(question.answers),
+                "options": list(question.options),
+                "prompt": prompt.rendered.text,
+                "prompt_tokens": len(prompt.ids),
+                "level": question.level,
                 "template": self.template,
-                "asked": max(line["prompt_tokens"] for line in shown) < context,
-                **({"orders": shown} if len(shown) > 1 else {}),
+                "asked": len(prompt.ids) < context,
             }
-            for order in self.orders
-            if (shown := [_shown(question, prompt) for question, prompt in order])
+            for question, prompt in zip(self.benchmark.questions, self.prompts, strict=True)
         ]
 
     def repeat(self) -> list[int]:
@@ -123,7 +98,7 @@ class PendingSamples:
         """
         if self.benchmark.samples == 1:
             return []
-        return [2 if number < REPEATED else 1 for number in range(len(self.orders))]
+        return [2 if number < REPEATED else 1 for number in range(len(self.prompts))]
 
     def repeats_are_equal(self, made: Mapping[SampleKey, Sample]) -> bool:
         """Print and return True if both samples of `repeat` are equal for every question."""
@@ -144,12 +119,11 @@ class PendingSamples:
     ) -> list[Request]:
         """Return the missing of the first `counts` samples in question order, each once."""
         missing: dict[SampleKey, Request] = {}
-        lines = zip(self.questions(context), self.orders, strict=True)
-        for index, (line, order) in enumerate(lines):
+        lines = zip(self.questions(context), self.prompts, strict=True)
+        for index, (line, prompt) in enumerate(lines):
             for sample in range(counts[index] if line["asked"] else 0):
                 key = (line["uid"], line["prompt_sha256"], sample)
                 if key not in made and key not in missing:
-                    prompt = order[sample % len(order)][1]
                     missing[key] = Request(
                         question=index,
                         key=key,

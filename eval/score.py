@@ -18,7 +18,7 @@ from pydantic import ValidationInfo, field_validator
 from eval import EvaluationError, metrics
 from eval.command import run_command
 from eval.engine import SAMPLE_KEY, SampleKey
-from eval.samples import TOO_LONG, Sample, SampleFiles, as_asked
+from eval.samples import TOO_LONG, Sample, SampleFiles
 from eval.tolerance import is_close
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
@@ -26,7 +26,6 @@ from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json,
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
-from prompt_aug.grading.choice import LETTERS, chosen
 from prompt_aug.grading.extract import extract
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import VALIDATION
@@ -58,7 +57,7 @@ def grade_samples(
     of a decimal gold counts as right. A question with a `row` is graded by its verifier.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
-        question_key(question, sample): as_asked(question, sample)
+        question_key(question, sample): question
         for question in questions
         for sample in range(settings["samples"] if question["asked"] else 0)
     }
@@ -116,11 +115,6 @@ def _graded_line(
             for name in BESIDE:
                 answer = extract(sample["response"], extraction(name, template))
                 under[name] |= is_close(answer, question["gold"], tolerance)
-    if "orders" in question and grade.extracted is not None:
-        # A letter means another option in another order, so votes count the options' texts.
-        options = question["options"]
-        if letter := chosen(grade.extracted, options, lambda *_: False):
-            line["form"] = options[LETTERS.index(letter)]
     return line
 
 

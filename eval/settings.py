@@ -95,6 +95,8 @@ def from_run(run: Path) -> Settings:
         form = {**augment, "chat": select(config, "data.apply_chat_template_kwargs")}
     section = {**section, **{key: form[key] for key in ("bank", *FORM) if key in form}}
     given = {key: value for key, value in section.items() if value is not None}
+    if given.get("cyclic_options") is False:  # in the config.yaml of older runs
+        del given["cyclic_options"]
     return parse_typed(given, Settings, f"{path}, section eval", EvaluationError)
 
 
@@ -104,7 +106,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 # Left out of the identity at their defaults: folders of earlier evaluations keep their names.
-ADDED = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt", "cyclic_options")
+ADDED = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt")
 
 
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:

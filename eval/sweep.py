@@ -91,8 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--system-prompt", type=text, help="replaces that of the template and of the questions")
     add("--shots", action="append", default=[], type=text, metavar="BENCHMARK=FILE",
         help="yaml file of solved examples that precede each question of a benchmark")  # fmt: skip
-    add("--cyclic-options", action="store_true", default=None,
-        help="multiple choice: each cyclic order of the options once, averaged")  # fmt: skip
     add("--max-tokens", type=int, help="limit of a response (default: the run's, or 3000)")
     add("--max-model-len", type=int, help="limit of prompt and response together")
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
@@ -180,7 +178,7 @@ def sweep(options: argparse.Namespace) -> None:
     for run in options.runs or [None]:
         root = options.out or RunFolder(run).evaluation
         settings = _settings(options, run)
-        keys = ("greedy", "cyclic_options", "max_questions", "samples")
+        keys = ("greedy", "max_questions", "samples")
         how: Any = {key: getattr(settings, key) for key in keys}
         benchmarks = [load(request, **how) for request in settings.benchmarks]
         evaluation, cache = Evaluation(root, settings, benchmarks), root / ".digests.json"
@@ -204,6 +202,7 @@ def sweep(options: argparse.Namespace) -> None:
             print(f"endpoint: {budget.spent}")
             continue
         check_hardware(settings)
+        print(f"evaluate: template {settings.template}, temperature {settings.temperature:g}")
         with Session(settings) as session:
             if run is None:
                 models = [from_model(model, cache) for model in options.model]

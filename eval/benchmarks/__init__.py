@@ -121,7 +121,6 @@ class LoadedBenchmark:
     """The questions to ask, in file order.
 
     `size` is the number of questions of the whole benchmark, `sha256` the digest of those asked.
-    With `cyclic` the options of sample i are rotated by i places.
     """
 
     name: str
@@ -133,7 +132,6 @@ class LoadedBenchmark:
     template: str | None = None
     shots: Shots = ()
     tolerance: float | None = None
-    cyclic: bool = False
 
 
 def read_benchmark(path: Path) -> Benchmark:
@@ -176,13 +174,11 @@ def load(
     greedy: bool,
     max_questions: int | None = None,
     samples: int | None = None,
-    cyclic_options: bool = False,
 ) -> LoadedBenchmark:
     """Read a benchmark, check its size and content, and take its first `max_questions`.
 
     Samples per question: those of the request, else `samples`, else the rows of a question or, when
-    sampling, the benchmark's own number if it is larger. With `cyclic_options` it must be a
-    multiple of the number of options; the default is rounded up.
+    sampling, the benchmark's own number if it is larger.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
     known = ours = known_benchmarks().get(name)
@@ -210,19 +206,7 @@ def load(
             "changed. Use the published file, or another name: --benchmark NAME=PATH"
         )
     kept = tuple(questions[:max_questions])
-    counts = sorted({len(question.options) for question in kept})
-    if cyclic_options and len(counts) > 1:
-        raise EvaluationError(
-            f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
-        )
-    orders = max(1, counts[0]) if cyclic_options else 1
-    default = max(repeats, 1 if greedy else benchmark.samples)
-    wanted = request.samples or samples or -(-default // orders) * orders
-    if wanted % orders:
-        raise EvaluationError(
-            f"{name}: samples={wanted}: not a multiple of {orders} orders of the options. Use "
-            f"{-(-wanted // orders) * orders}."
-        )
+    wanted = request.samples or samples or max(repeats, 1 if greedy else benchmark.samples)
     if len(rows) > len(questions):
         print(
             f"note: {name}: {len(rows)} rows hold {len(questions)} questions. Repeated rows count "
@@ -239,7 +223,6 @@ def load(
         template=request.template or benchmark.template,
         shots=read_shots(Path(shots), questions) if shots else (),
         tolerance=benchmark.tolerance,
-        cyclic=orders > 1,
     )
 
 
@@ -355,29 +338,8 @@ def multiple_choice(text: str, right: str, wrong: Sequence[str], seed: int) -> L
 
 
 def lettered(text: str, options: Sequence[str]) -> str:
-    return f"{text}\n{listing(options)}\nAnswer with the letter of the right option."
-
-
-def listing(options: Sequence[str]) -> str:
-    return "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
-
-
-def rotated(question: Question, places: int) -> Question:
-    """Return the same question, with its uid, whose options start with option number `places`."""
-    old, count = question.options, len(question.options)
-    if question.text.count(listing(old)) != 1:
-        raise EvaluationError(
-            f"question {question.uid}: cyclic_options=true: its text does not list its options as "
-            "(A), (B), ..., one a line. Remove the setting, or list them so."
-        )
-    new = (*old[places:], *old[:places])
-    letters = {LETTERS[i]: LETTERS[(i - places) % count] for i in range(count)}
-    return replace(
-        question,
-        text=question.text.replace(listing(old), listing(new)),
-        options=new,
-        answers=tuple(letters.get(answer, answer) for answer in question.answers),
-    )
+    listing = "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
+    return f"{text}\n{listing}\nAnswer with the letter of the right option."
 
 
 def content_digest(questions: Sequence[Question]) -> str:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eval.score import Scored
 
@@ -17,8 +16,3 @@ class Evaluated(Scored):
     @property
     def model(self) -> str:
         return f"{self.run.resolve().name}-step_{self.step}"
-
-    def generation(self, **names: str) -> dict[str, Any]:
-        """Return recorded sampling settings, renamed: `names` maps new names to settings keys."""
-        settings = self.record["settings"]
-        return {n: settings[key] for n, key in names.items() if key in settings}

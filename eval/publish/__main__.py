@@ -1,26 +1,24 @@
 """Export the scores and samples of a run to other tools. Nothing is uploaded without --push.
 
-For each scored checkpoint, or those of --steps: samples for lm-evaluation-harness, logs for
-inspect_ai's viewer, scores in the training's tensorboard or wandb run, a model card in the exported
-folder.
+For each scored checkpoint, or those of --steps: scores in the training's tensorboard or wandb run,
+a model card in the exported folder.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from eval import EvaluationError
-from eval.command import add_settings, path, run_command, text
-from eval.publish import Evaluated, card, harness, inspect_log, loggers
+from eval.command import add_settings, run_command, text
+from eval.publish import Evaluated, card, loggers
 from eval.report.data import scored_steps
 from prompt_aug.base.commands import add_steps, existing, make_parser
 from prompt_aug.base.errors import UsageError
 
 
 def check_asked(options: argparse.Namespace) -> None:
-    if not any((options.lm_eval, options.inspect, options.log, options.card, options.push)):
-        raise UsageError("nothing to do: add --lm-eval, --inspect, --log, --card or --push")
+    if not any((options.log, options.card, options.push)):
+        raise UsageError("nothing to do: add --log, --card or --push")
 
 
 def publish(options: argparse.Namespace) -> None:
@@ -36,13 +34,7 @@ def publish(options: argparse.Namespace) -> None:
     ]
     if options.push and len(checkpoints) != 1:
         raise UsageError("--push uploads one checkpoint: add --steps N")
-    now = datetime.now(UTC)
     for checkpoint in checkpoints:
-        if options.lm_eval:
-            print(f"lm-evaluation-harness: {harness.write(checkpoint, options.lm_eval, now)}")
-        if options.inspect:
-            for file in inspect_log.write(checkpoint, options.inspect, now):
-                print(f"inspect_ai: {file}")
         if options.card and not options.push and (checkpoint.step or steps):
             print(f"card: {card.write(checkpoint)}")
         if options.push:
@@ -52,14 +44,12 @@ def publish(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    example = "python -m eval.publish runs/grpo --steps 20 --card --inspect logs"
+    example = "python -m eval.publish runs/grpo --steps 20 --card --log tensorboard"
     parser = make_parser("python -m eval.publish", __doc__, example=example)
     add = parser.add_argument
     add("run", type=existing, help="run folder")
     add_steps(parser)
     add_settings(parser)
-    add("--lm-eval", type=path, metavar="DIR", help="samples as lm-evaluation-harness logs them")
-    add("--inspect", type=path, metavar="DIR", help=".eval logs for `inspect view`")
     known = sorted(loggers.LOGGERS)
     add("--log", nargs="+", choices=known, default=[], help="add to the training's run")
     add("--card", action="store_true", help="write the model card README.md in RUN/hf/step_N")

@@ -66,6 +66,11 @@ def _report(options: argparse.Namespace) -> None:
     for of, table in tables.checkpoints_of_all(runs):
         print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
     for run in runs:
+        if run.rows:
+            asked = run.eval_settings
+            told = f"template {asked['template']}, temperature {asked['temperature']:g}"
+            name = f"{run.name}: " * (len(runs) > 1)
+            print(f"{name}percent right, evaluated with {told}; training prints other accuracies")
         for note in run.notes:
             print("note: " + f"{run.name}: " * (len(runs) > 1) + note)
     folder = options.out or RunFolder(options.runs[0]).report

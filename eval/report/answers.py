@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
-from eval.samples import as_asked
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
@@ -27,6 +26,7 @@ RESPONSE_CHARACTERS = 20_000
 BLOCK_CHARACTERS = 1 << 18  # before compression
 MOST_ROLLOUTS = 26
 ROLLOUT_CHARACTERS = 4000
+SAME_AS_VERDICT = ("correct", "wrong")  # statuses that say no more than right and wrong
 FACTS = ("gold", "status", "reward", "format", "length", "truncated", "uid")
 
 
@@ -63,7 +63,7 @@ def archive(runs: Sequence[RunData]) -> Archive:
                 entry = {"b": name, "u": uid, "t": question["question"], "s": [], "g": gold}
                 known = found.setdefault((name, uid, prompt), _Question(entry))
                 for sample in samples:
-                    text = as_asked(question, sample["sample"])["prompt"]
+                    text = question["prompt"]
                     place = known.prompts.setdefault(text, len(known.prompts))
                     status = statuses.setdefault(sample["status"], len(statuses))
                     facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
@@ -81,12 +81,17 @@ def archive(runs: Sequence[RunData]) -> Archive:
         block[number] = {"p": list(known.prompts), "r": known.records}
         size += sum(len(record[1]) for record in known.records) + 100
         if size > BLOCK_CHARACTERS or number == len(found) - 1:
-            packed = gzip.compress(json.dumps(block).encode(), compresslevel=6, mtime=0)
-            blocks.append(base64.b64encode(packed).decode("ascii"))
+            blocks.append(packed(block))
             block, size = {}, 0
     entries = [known.entry for known in found.values()]
     index = {"checkpoints": checkpoints, "statuses": list(statuses), "questions": entries}
     return Archive(index, blocks)
+
+
+def packed(value: object) -> str:
+    """Return base64 of gzip of JSON, which the page unpacks when it is needed."""
+    data = gzip.compress(json.dumps(value).encode(), compresslevel=6, mtime=0)
+    return base64.b64encode(data).decode("ascii")
 
 
 def _kept(run: RunData, most: int) -> list[CheckpointRow]:
@@ -153,5 +158,9 @@ def _texts(line: Mapping[str, Any]) -> dict[str, Any]:
         "preview": visible(" ".join(str(response).split()), 100).split("\n")[0],
         "prompt": visible(line.get("prompt", "")),
         "response": visible(response),
-        "facts": [(name, fact(line[name])) for name in FACTS if line.get(name) is not None],
+        "facts": [
+            (name, fact(line[name]))
+            for name in FACTS
+            if line.get(name) is not None and line[name] not in SAME_AS_VERDICT
+        ],
     }

@@ -6,22 +6,43 @@ the label of a curve starts with its run's name.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.report.data import RunData
+from eval.report.data import RunData, Series
 
-# The parts of a trainer step that follow one another. Validation and saving are not among them:
-# they are outside verl's timer of the step.
-STEP_PARTS = (
-    "gen reward old_log_prob ref values adv update_critic update_actor update_weights"
-).split()
+# The parts of a trainer step that follow one another, as timing_s/PART has them, with their labels.
+# Validation and saving are not among them: they are outside verl's timer of the step.
+STEP_PARTS = {
+    "gen": "generation",
+    "reward": "rewards",
+    "old_log_prob": "old log-probabilities",
+    "ref": "reference log-probabilities",
+    "values": "critic's values",
+    "adv": "advantages",
+    "update_critic": "critic update",
+    "update_actor": "actor update",
+    "update_weights": "weights to the engine",
+}
+# The statuses of a grading that do not explain themselves (prompt_aug/grading/GRADING.md).
+STATUS_NOTES = {
+    "unworked": "arithmetic that is not worked out",
+    "echo": "the answer only repeats the question",
+    "no_answer": "no answer was found in the response",
+    "unparsable": "the answer cannot be read as mathematics",
+    "timeout": "grading took too long",
+    "too_long": "the answer is too long to grade",
+    "error": "the grader failed",
+    "bad_result": "the verifier returned no finite number",
+    "prompt_too_long": "the prompt does not fit into the context",
+}
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
 # Left out: verl's actor/entropy, which is aggregated like the loss, so its unit depends on the
 # method; response_length/clip_ratio, the share of responses as long as the step's longest.
 PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
-    "reward": ("Reward", "mean over the rollouts of a step; accuracy and format are parts of it", [
+    "reward": ("Reward", "mean over the rollouts of a step; its parts are accuracy (the share of "
+        "right answers) and format (the reward for following the template)", [
         ("Reward, accuracy and format in training", "mean per rollout", {
             "critic/score/mean": "reward", "train/accuracy": "accuracy", "train/format": "format",
         }),
@@ -46,6 +67,8 @@ PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
 }  # fmt: skip
 TOTAL = "all questions"
 HELD_OUT = "Accuracy on held-out questions"
+VALIDATION = "Validation accuracy in training"
+MOST_POINTS = 2000  # of a curve of `logged`, which the page embeds
 STEP_SECONDS = "Seconds per training step"
 
 
@@ -138,6 +161,47 @@ def accuracy_by_step(runs: Runs) -> Figure:
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
 
+def validation(runs: Runs) -> Figure:
+    """Return the accuracy by data source of the validations that a training run logs."""
+    curves: dict[str, list[Curve]] = {}
+    for run in runs:
+        for source in validation_sources(run):
+            steps, y = run.series(f"val/{source}/accuracy")
+            errors = dict(zip(*run.series(f"val/{source}/standard_error"), strict=True))
+            panel, label = (VALIDATION, source) if len(runs) == 1 else (source, run.name)
+            error = [100 * errors.get(step, 0.0) for step in steps]
+            curves.setdefault(panel, []).append(Curve(label, steps, [100 * v for v in y], error))
+    caption = (
+        "questions of data.val_files, asked during training; bars are one standard error over "
+        "questions"
+    )
+    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
+    return Figure("validation", VALIDATION, caption, panels)
+
+
+def validation_sources(data: RunData) -> list[str]:
+    keys = [key for key in data.keys("val/") if key.endswith("/accuracy") and "/part/" not in key]
+    return [key.removeprefix("val/").removesuffix("/accuracy") for key in keys]
+
+
+def logged(runs: Runs) -> dict[str, list[Series]]:
+    """Return the (steps, values) of each logged metric, one a run, with at most MOST_POINTS."""
+
+    def thinned(series: Series) -> Series:
+        stride = -(-len(series[0]) // MOST_POINTS) or 1
+        return series[0][::stride], [float(f"{y:.6g}") for y in series[1][::stride]]
+
+    keys = sorted({key for run in runs for key in run.keys("")} - {"step"})
+    found = {key: [thinned(run.series(key)) for run in runs] for key in keys}
+    return {key: several for key, several in found.items() if any(steps for steps, _ in several)}
+
+
+def status_notes(statuses: Iterable[str]) -> str:
+    """Return the explanations of those statuses that need one."""
+    known = ((status, STATUS_NOTES.get(status)) for status in statuses)
+    return "; ".join(f"{status.replace('_', ' ')}: {note}" for status, note in known if note)
+
+
 def pass_at_k_curves(runs: Runs) -> Figure:
     """Return pass@k over k of the first and the last checkpoint, a panel per benchmark."""
     curves: dict[str, list[Curve]] = {}
@@ -177,14 +241,14 @@ def step_time(runs: Runs) -> Figure:
         return _metrics(runs, *about, (STEP_SECONDS, "seconds", {"timing_s/step": ""}))
     by_step = {float(line["step"]): line for line in runs[0].metrics}
     parts = {}
-    for part in STEP_PARTS:
+    for part, label in STEP_PARTS.items():
         seconds = [float(by_step[step].get(f"timing_s/{part}") or 0.0) for step in steps]
         if any(seconds):
-            parts[part] = seconds
+            parts[label] = seconds
     rest = [total - sum(p[i] for p in parts.values()) for i, total in enumerate(whole)]
     # If the parts overlap, stacking them would show more time than the step took.
     stacked = all(left >= -0.05 * total for left, total in zip(rest, whole, strict=True))
-    parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"step": whole}
+    parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"whole step": whole}
     curves = [Curve(part, steps, values) for part, values in parts.items()]
     return Figure(*about, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
 
@@ -208,22 +272,25 @@ def _metrics(
 def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
     """Return the figures in the order of the page, and a note for each that has no data."""
     found = sorted({key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])})
-    grades = {key: key.removeprefix("grade/") for key in found}
+    grades = {key: key.removeprefix("grade/").replace("_", " ") for key in found}
     status = [("Grading status in training", "share of rollouts", grades)]
+    notes = status_notes(key.removeprefix("grade/") for key in found)
+    about = "; ".join(filter(None, ("shares of all training rollouts", notes)))
     plain = {
         name: _metrics(runs, name, title, caption, *panels)
         for name, (title, caption, panels) in PLAIN.items()
     }
     made = [
         accuracy_by_step(runs),
+        validation(runs),
         pass_at_k_curves(runs),
         plain.pop("reward"),
         by_template(runs),
         *plain.values(),
-        _metrics(runs, "grades", "Grading status", "shares of all training rollouts", *status),
+        _metrics(runs, "grades", "Grading status", about, *status),
         step_time(runs),
     ]
     # pass@k needs several samples of a question, which few request.
     absent = [f.title for f in made if not f.panels and f.name != "pass_at_k"]
-    notes = [f"no picture of {title!r}: the run has no data for it" for title in absent]
-    return [figure for figure in made if figure.panels], notes
+    lacking = [f"no picture of {title!r}: the run has no data for it" for title in absent]
+    return [figure for figure in made if figure.panels], lacking

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from markupsafe import Markup
 
 from eval import EvaluationError
 from eval.report import tables
-from eval.report.answers import Archive
+from eval.report.answers import Archive, packed
 from eval.report.data import RunData
-from eval.report.figures import Figure
+from eval.report.figures import Figure, logged, status_notes
 
 # Package and file of the JavaScript libraries, embedded as installed.
 LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
@@ -35,7 +36,9 @@ COMPARED = (
 CHECKPOINTS = (
     "Percent of samples right, ± one standard error clustered by question; at 0 and 100 % the "
     "95 % interval (Wilson, over questions). The gain is paired by question. p is the probability "
-    "of a gain at least as large if there were none (random signs)."
+    "of a gain at least as large if there were none (random signs). In brackets: questions x "
+    "samples of each. No answer and truncated are percentages of samples; tokens is the mean "
+    "length of a response."
 )
 
 
@@ -69,14 +72,15 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
     else:
         header = [["", ""], *rows] if (rows := tables.header_table(runs[0])) else []
         blocks = [Block(note=TRAINING_TIME, table=header, kind="header")]
-    blocks.append(Block("Checkpoints", CHECKPOINTS, level=2, id="checkpoints"))
+    about = CHECKPOINTS if any(run.rows for run in runs) else ""
+    blocks.append(Block("Checkpoints", about, level=2, id="checkpoints"))
     blocks += [Block(note=f"{run.name}: " * several + tables.chosen(run)) for run in runs]
     blocks += [Block(of, table=table) for of, table in tables.checkpoints_of_all(runs)]
     for run in runs:
         of = f" of {run.name}" if several else ""
         unbiased = "Unbiased, from all samples of a question, in percent."
         levels = "Percent right by the level that the benchmark gives its questions."
-        recent = "Training rollouts, mean of the last 10 steps, in percent."
+        recent = "Training rollouts of the last 10 steps, in percent; format is a mean reward."
         blocks += [
             Block(f"pass@k{of}", unbiased, tables.pass_at_k_table(run)),
             Block(f"Which text counts as the answer{of}", "", tables.extraction_table(run)),
@@ -133,6 +137,8 @@ class Page:
             return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
 
         scripts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
+        metrics = logged(self.runs)
+        statuses = status_notes(self.samples.index["statuses"])
         digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
         return environment.from_string(own("report.html.j2")).render(
@@ -151,13 +157,18 @@ class Page:
                 }
                 for run, found in zip(self.runs, self.rollouts, strict=True)
             ],
+            metrics=[(g, list(keys)) for g, keys in groupby(metrics, lambda k: k.split("/")[0])],
+            metric_block=packed(metrics),
+            run_names=as_data([run.name for run in self.runs]),
             figure_data=as_data([figure.as_json() for figure in self.figures]),
             sample_index=as_data(self.samples.index),
             samples=self.samples,
+            statuses=f"Statuses: {statuses}." if statuses else "",
         )
 
     def markdown(self) -> str:
-        parts = [f"# {self.name}", ", ".join(f"{key} {value}" for key, value in self.headline)]
+        facts = ", ".join(f"{key} {value}" for key, value in self.headline)
+        parts = [f"# Training report: {self.name}", facts]
         parts += [block.markdown() for block in self.blocks]
         parts += [
             f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"

@@ -6,6 +6,13 @@ const data = (id) => JSON.parse(byId(id).textContent);
 // Resolves when the whole file is read: the libraries and the samples follow this script.
 const whole = new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
 
+async function unpacked(id) {  // the value of a compressed block
+  await whole;
+  const packed = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -26,8 +33,11 @@ const visible = (text) => text.replace(/[^\P{C}\n\t]/gu, (character) =>
 
 // ------------------------------------------------------------------------------- figures
 
-const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888",
+const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888",
   "#b8a800", "#66a61e", "#882255"];
+const DARK = ["#6cb6ff", "#ff8c42", "#2fd0a0", "#e79cc8", "#f2b94b", "#a8d8ff", "#b0b0b0",
+  "#d8cc3a", "#8fd14f", "#e07a9b"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
 // Plotly reads tags in labels.
 const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
 
@@ -37,10 +47,10 @@ const runningMean = (values, half) => values.map((_, i) => {
 });
 
 function traces(panel, window, printing) {
-  const faint = !printing && matchMedia("(prefers-color-scheme: dark)").matches ? 0.6 : 0.35;
+  const [colors, faint] = !printing && dark.matches ? [DARK, 0.6] : [LIGHT, 0.35];
   const smooth = window > 1 && !panel.stacked;
   return panel.curves.flatMap((curve, i) => {
-    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: COLORS[i % COLORS.length], width: 1 },
+    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[i % colors.length], width: 1 },
       opacity: faint, hoverinfo: "skip", showlegend: false, legendgroup: i };
     const line = { ...raw, name: label(curve.label || panel.title), line: { ...raw.line, width: 2 },
       y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
@@ -60,8 +70,8 @@ function layout(figure, panel, log, printing) {
     ...(printing ? { width: figure.panels.length > 1 ? 335 : 680, height: 270 } : { autosize: true }),
     title: { text: label(panel.title), font: { size: 14 }, x: 0, xref: "paper" },
     font: { color: ink, size: 12 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 50, r: 10, t: 40, b: panel.curves.length > 1 ? 80 : 45 },
-    hovermode: "x unified", hoverlabel: { bgcolor: color("--tint") }, showlegend: panel.curves.length > 1,
+    margin: { l: 50, r: 10, t: 40, b: panel.curves[0].label ? 80 : 45 },
+    hovermode: "x unified", hoverlabel: { bgcolor: color("--tint") }, showlegend: Boolean(panel.curves[0].label),
     legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: ink },
     xaxis: { ...axis, title: { text: label(figure.x_title) }, type: figure.log_x ? "log" : "linear",
@@ -71,12 +81,13 @@ function layout(figure, panel, log, printing) {
   };
 }
 
-// Adds a figure to the page and returns the function that draws it.
-function addFigure(figure) {
+// Adds a figure to an element of the page and returns the function that draws it.
+function addFigure(figure, place) {
   const places = figure.panels.map(() => make("div"));
   const longest = Math.max(...figure.panels.flatMap((p) => p.curves.map((c) => c.x.length)));
+  const few = longest < 12 || figure.panels.every((p) => p.stacked || p.curves.some((c) => c.error));  // no smoothing
   const window = make("input", { type: "range", min: 1, max: Math.max(2, longest >> 1), step: 2,
-    value: longest < 12 ? 1 : 5, "aria-label": "smoothing, steps" });
+    value: few ? 1 : 5, "aria-label": "smoothing, steps" });
   const width = make("output"), log = make("input", { type: "checkbox" });
   const draw = (printing = false) => {
     width.textContent = window.value;
@@ -87,23 +98,46 @@ function addFigure(figure) {
   };
   for (const control of [window, log]) control.addEventListener("input", () => draw());
   const csv = { download: `${figure.name}.csv`, href: "data:text/csv," + encodeURIComponent(figure.csv) };
-  byId(figure.name === "accuracy" ? "first-figure" : "figures").append(make("figure", { id: figure.name },
+  place.append(make("figure", { id: figure.name },
     make("figcaption", {}, make("b", {}, figure.title), ": ", figure.caption),
     make("div", { class: "tools" },
-      ...(longest < 12 ? [] : [make("label", {}, "smoothing ", window, " ", width, " steps")]),
+      ...(few ? [] : [make("label", {}, "smoothing ", window, " ", width, " steps")]),
       make("label", {}, log, " log axis"), make("a", csv, "CSV")),
     make("div", { class: "panels" }, ...places)));
   return draw;
 }
 
+// Draws the logged metric that was chosen; its values are unpacked when one is chosen first.
+async function showMetric() {
+  const key = byId("metric").value, place = byId("metric-figure");
+  const values = key ? (await unpacked("metric-block"))[key] : [];
+  const curves = data("run-names").map((label, run) => ({ label, x: values[run]?.[0], y: values[run]?.[1] }))
+    .filter((curve) => curve.x?.length);
+  if (key !== byId("metric").value) return;
+  place.replaceChildren();
+  draws.delete("metric");
+  if (!key) return;
+  const lines = curves.flatMap(({ label, x, y }) => x.map((step, i) => `${JSON.stringify(label)},${step},${y[i]}`));
+  const figure = { name: key.replace(/\W+/g, "-"), title: key, caption: "as metrics.jsonl has it", x_title: "training step",
+    panels: [{ title: key, unit: "", curves }], csv: ["run,training step,value", ...lines].join("\n") };
+  draws.set("metric", addFigure(figure, place));
+  draws.get("metric")();
+}
+
+const draws = new Map();
 async function showFigures() {
-  const draws = data("figure-data").map(addFigure);
+  for (const figure of data("figure-data")) {
+    const first = ["accuracy", "validation"].includes(figure.name);
+    draws.set(figure.name, addFigure(figure, byId(first ? "first-figure" : "figures")));
+  }
   const all = (printing) => draws.forEach((draw) => draw(printing));
   await whole;
+  byId("metric")?.addEventListener("change", showMetric);
+  if (byId("metric")?.value) showMetric();  // a reload keeps the choice
   addEventListener("beforeprint", () => all(true));  // as wide as paper, in light colors
   addEventListener("afterprint", () => all(false));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => all(false));
-  for (const draw of draws) {
+  dark.addEventListener("change", () => all(false));
+  for (const draw of draws.values()) {
     draw();
     await new Promise((resolve) => setTimeout(resolve));  // the page stays responsive
   }
@@ -136,13 +170,8 @@ const checkpointName = (c) => filters.elements.checkpoint.options[c + 1].text;
 let filter = {}, found = [], search = 0, block = {};
 
 async function texts(question) {  // its prompts p and the records r of its samples
-  await whole;
   const number = index.questions[question].k;
-  if (block.number !== number) {
-    const packed = Uint8Array.from(atob(byId(`block-${number}`).textContent), (c) => c.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    block = { number, content: JSON.parse(await new Response(stream).text()) };
-  }
+  if (block.number !== number) block = { number, content: await unpacked(`block-${number}`) };
   return block.content[question];
 }
 
@@ -166,12 +195,14 @@ async function fits(number) {
     Boolean(filter.deep) && (await texts(number)).r.some(([, response]) => contains(response));
 }
 
+const ENDS = { stop: "end of the turn, or a stop string", length: "limit of tokens" };
 function sampleElement([checkpoint, sample, status, tokens], prompts, [prompt, response, extracted, finish]) {
   const verdict = status === RIGHT ? "right" : "wrong";
   const summary = [[verdict, verdict], ["", checkpointName(checkpoint)], ["", `sample ${sample}`],
-    ["status", index.statuses[status]], ["soft", `${tokens ?? "?"} tokens`], ["question", visible(extracted ?? "")]];
+    ["status", index.statuses[status].replaceAll("_", " ")], ["soft", `${tokens ?? "?"} tokens`],
+    ["question", extracted ? `answer: ${visible(extracted)}` : ""]].filter(([name, text]) => name !== "status" || !["correct", "wrong"].includes(text));
   return folded(summary.map(([name, text]) => make("span", { class: name }, text)), () => [
-    make("p", { class: "soft" }, `ended by: ${finish}`),
+    make("p", { class: "soft" }, `ended by: ${ENDS[finish] ?? finish}`),
     folded(["prompt"], () => [make("pre", { class: "prompt" }, visible(prompts[prompt]))]),
     make("pre", {}, ...(response ? typeset(response) : ["(empty response)"])),
     folded(["as written"], () => [make("pre", {}, visible(response))])], "sample");
@@ -228,4 +259,8 @@ filters.addEventListener("submit", (event) => event.preventDefault());
 byId("more").addEventListener("click", showMore);
 apply();
 showFigures();
+// A table that is wider than the page says so.
+const marked = new ResizeObserver((entries) => entries.forEach(({ target }) =>
+  target.classList.toggle("cut", target.scrollWidth > target.clientWidth)));
+for (const table of document.querySelectorAll(".scroll")) marked.observe(table);
 document.body.dataset.ready = "yes";

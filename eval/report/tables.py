@@ -115,9 +115,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def checkpoint_table(data: RunData) -> Table:
-    """Return a row per checkpoint, in percent ± one standard error."""
-    if not data.rows:
-        return [["checkpoint"], ["none evaluated"]]
+    """Return a row per checkpoint, at least one, in percent ± one standard error."""
     head, several = ["checkpoint"], len(data.rows[-1].benchmarks) > 1
     for name, entry in data.rows[-1].benchmarks.items():
         asked = entry["settings"]
@@ -191,11 +189,23 @@ def level_table(data: RunData) -> Table:
 
 
 def template_table(data: RunData) -> Table:
-    """Return share, accuracy and format reward of each template over the last 10 steps."""
+    """Return share, accuracy and format reward of each template over the last 10 steps.
+
+    All are means over responses. A step without a template has none of its responses.
+    """
+    lines = [line for line in data.metrics if line["step"] > 0][-10:]
     table = [["template", "share", "accuracy", "format"]]
+    responses = [line.get("train/responses", 1.0) for line in lines]  # equal if not logged
     for name in template_names(data):
-        recent = [data.series(f"template/{name}/{part}")[1][-10:] for part in table[0][1:]]
-        table.append([name, *(percent(sum(x) / len(x)) if x else "-" for x in recent)])
+        own = [line.get(f"template/{name}/share", 0.0) for line in lines]
+        weights = np.multiply(responses, own)
+        cells = [percent(weights.sum() / sum(responses))]
+        for part in ("accuracy", "format"):
+            key = f"template/{name}/{part}"
+            known = [(line[key], w) for line, w in zip(lines, weights, strict=True) if key in line]
+            total = sum(w for _, w in known)
+            cells.append(percent(sum(x * w for x, w in known) / total) if total else "-")
+        table.append([name, *cells])
     return table
 
 
@@ -253,12 +263,12 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
     facts: dict[str, str] = {}
     if data.rows:
         first, result = data.rows[0], data.result
-        facts[step_name(first.step)] = share(first.total) + " %"
+        facts[f"accuracy, {step_name(first.step)}"] = share(first.total) + " %"
         if data.selection and data.selection.kind == "test":
             facts["picked on"] = f"TEST SET {data.selection.benchmark}"
-        facts[step_name(result.step)] = share(result.total) + " %"
+        facts[f"accuracy, {step_name(result.step)}"] = share(result.total) + " %"
         if result.gain is not None:
-            facts["gain, paired"] = change(result.gain) + " points"
+            facts["gain, paired by question"] = change(result.gain) + " points"
         facts["questions"] = str(result.total.questions)
     if numbers["wall_seconds"] is not None:
         facts["training time"] = duration(numbers["wall_seconds"])
@@ -270,6 +280,8 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
 
 def chosen(data: RunData) -> str:
     picked = data.selection
+    if not data.rows:
+        return "No checkpoint is evaluated yet. To evaluate them: python -m eval.sweep RUN"
     if not picked:
         return "The last checkpoint is the result. No checkpoint was picked by these scores."
     step, name = picked.step, picked.benchmark
@@ -330,7 +342,7 @@ def configurations_table(runs: Sequence[RunData]) -> Table:
 def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
     """Return (heading, checkpoint table), one for all runs that have the same columns."""
     found: dict[tuple[str, ...], tuple[list[str], Table]] = {}
-    for run in runs:
+    for run in filter(lambda run: run.rows, runs):
         head, *rows = checkpoint_table(run)
         names, table = found.setdefault(tuple(head), ([], []))
         names.append(run.name)

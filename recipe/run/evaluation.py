@@ -41,8 +41,7 @@ class EvaluationSection(Record):
     """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed.
 
     `top_k` 0 keeps all tokens. `stop` are stop strings beside the template's. `system_prompt`
-    replaces that of templates and questions. With `cyclic_options` sample i of a multiple-choice
-    question has its options rotated by i places.
+    replaces that of templates and questions.
     `verifiers`: dotted path of the function that grades the questions of a data source.
     """
 
@@ -58,7 +57,6 @@ class EvaluationSection(Record):
     repetition_penalty: Above0 = 1.0
     stop: Several[Annotated[str, Field(min_length=1)]] = ()
     system_prompt: Text | None = None
-    cyclic_options: bool = False
     max_tokens: Positive = 3000
     seed: Seed = 0
     dtype: DType = "auto"

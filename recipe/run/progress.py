@@ -40,6 +40,19 @@ def reached(run_dir: Path, stage: str, **more: Any) -> None:
     append_lines(RunFolder(run_dir).start, [{"stage": stage, **more}])
 
 
+def accuracies(config: DictConfig) -> str:
+    """Explain the two accuracies of a step's line, which are not that of an evaluation."""
+    augment, rollout = config.recipe.augment, config.actor_rollout_ref.rollout
+    names = augment.templates
+    under = "all templates" if names is None else f"{len(names)} templates"
+    under = f"template {names[0]}" if names is not None and len(names) == 1 else under
+    return (
+        f"accuracy: sampled training responses, {under}, temperature {rollout.temperature:g}; "
+        f"validation: questions of data.val_files, template {augment.validation_template}, "
+        f"temperature {rollout.val_kwargs.temperature:g}"
+    )
+
+
 def step_line(lines: list[dict[str, Any]], total: int) -> str:
     """Return the line for the last of `lines`; the first step does not count for the time left."""
     last = lines[-1]
@@ -58,8 +71,9 @@ def step_line(lines: list[dict[str, Any]], total: int) -> str:
         f"seconds {seconds:.1f}",
     ]
     for key, accuracy in last.items():
-        if key.startswith("val/") and key.endswith("/accuracy"):
-            parts.append(f"held out {key.split('/')[1]} {accuracy:.3f}")
+        if key.startswith("val/") and key.endswith("/accuracy") and "/part/" not in key:
+            source = key.removeprefix("val/").removesuffix("/accuracy")
+            parts.append(f"validation {source} {accuracy:.3f}")
     if len(lines) > 1:
         spent = last["train/wall_seconds"] - lines[0]["train/wall_seconds"]
         mean = spent / (last["step"] - lines[0]["step"])
@@ -79,6 +93,7 @@ class Follower:
             f"{self.total} steps of {config.data.train_batch_size} questions x "
             f"{config.actor_rollout_ref.rollout.n} responses"
         )
+        self.accuracies = accuracies(config)
         self.erase = "\r\033[K" if out.isatty() else ""
         self.began = self.since = self.said = clock()
         self.stages = 0  # lines of logs/start.jsonl that were shown
@@ -102,6 +117,7 @@ class Follower:
                 self.step = int(record["step"])
                 after, took = f" after step {self.step}" if self.step else "", now - self.began
                 self.say(f"training{after}: {self.plan}; the start took {duration(took)}")
+                self.say(self.accuracies)
             else:
                 number = list(STAGES).index(record["stage"]) + 1
                 took = now - self.since

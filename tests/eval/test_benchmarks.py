@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -19,13 +18,11 @@ from eval.benchmarks import (
     load,
     multiple_choice,
     parse_request,
-    rotated,
     suite_requests,
 )
 from eval.score import grade_samples
 from eval.settings import benchmark_identity, differences
 from prompt_aug.grading import grade
-from prompt_aug.grading.choice import LETTERS
 from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import (
     Question,
@@ -280,33 +277,6 @@ def test_repeated_rows_are_samples_of_one_question(
     monkeypatch.setattr("eval.benchmarks.known_benchmarks", lambda: {"known": record})
     assert loaded("0123" * 4, name="known", greedy=False) == (4, 4, 4, 1)
     assert loaded("0012", name="known", greedy=False) == (4, 4, 3, 0)  # as published
-
-
-CHOICES = "question,answer,one,two\nWhich?,right,wrong,bad\n"
-
-
-def test_each_cyclic_order_has_every_option_at_every_place(tmp_path: Path) -> None:
-    changes = {"questions": 1, "answer": "answer", "options": ["one", "two"], "samples": 4}
-    path = own(tmp_path, CHOICES, **changes)
-
-    def loaded(samples: int | None = None, greedy: bool = True) -> LoadedBenchmark:
-        request = parse_request(f"mine={path}")
-        return load(request, greedy=greedy, samples=samples, cyclic_options=True)
-
-    benchmark = loaded()
-    (question,) = benchmark.questions
-    orders = [rotated(question, places) for places in range(3)]
-    assert orders[0] == question
-    for order in orders:
-        assert order.options[LETTERS.index(order.answers[0])] == "right"
-        assert f"({order.answers[0]}) right" in order.text and order.uid == question.uid
-        assert order.text.startswith("Which?\n(A) ") and order.text.count("\n(") == 3
-    assert len({order.answers[0] for order in orders}) == 3
-    assert (benchmark.samples, loaded(6).samples, loaded(greedy=False).samples) == (3, 6, 6)
-    with pytest.raises(EvaluationError, match=r"samples=4: not a multiple of 3 .*Use 6"):
-        loaded(4)
-    with pytest.raises(EvaluationError, match="does not list its options"):
-        rotated(replace(question, text="Which?\nA. right"), 1)
 
 
 # ------------------------------------------------------------------------- multiple choice

@@ -12,7 +12,6 @@ from fake_engine import FakeEngine, Runner
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
 from eval.engine import Request
-from eval.samples import as_asked
 from eval.score import regrade
 from prompt_aug.base.files import read_lines
 from prompt_aug.questions import Question, make_question
@@ -114,27 +113,6 @@ def test_greedy_samples_are_made_once_unless_the_engine_varies(
     run(engine, benchmark, temperature=0.0)
     assert len(engine.asked) == (70 + 64 if repeats else 70 * 5), "it is done"
     assert graded.stat().st_mtime_ns == before  # nor is it graded again
-
-
-def test_sample_i_has_the_options_rotated_by_i_and_its_own_gold(run: Runner) -> None:
-    """A model that always says A is right once in three orders; its votes are three options."""
-    question = make_question(
-        text="Which?\n(A) x\n(B) y\n(C) z\nSay the letter.", answers=("B",), source="toy",
-        options=("x", "y", "z"),
-    )  # fmt: skip
-    benchmark = benchmark_of(question, samples=3, cyclic=True)
-    engine = FakeEngine(lambda _: r"\boxed{A}")
-    entry = run(engine, benchmark, cyclic_options=True)["benchmarks"]["toy"]
-    assert entry["accuracy"] == pytest.approx(1 / 3)
-    assert len({request.prompt_token_ids for request in engine.asked}) == 3
-    grades = read_lines(run.only("*/step_20/toy/grades.jsonl"))[1:]
-    assert [(g["form"], g["correct"]) for g in grades] == [("x", False), ("y", True), ("z", False)]
-    (line,) = read_lines(run.only("*/step_20/toy/questions.jsonl"))
-    assert [as_asked(line, i)["gold"] for i in range(4)] == [["B"], ["A"], ["C"], ["B"]]
-    always_y = FakeEngine(lambda request: rf"\boxed{{{'BAC'[request.key[2]]}}}")
-    other = dataclasses.replace(run, root=run.root / "y")
-    scores = other(always_y, benchmark, cyclic_options=True)["benchmarks"]["toy"]
-    assert scores["accuracy"] == 1.0 and scores["majority_at_k"]["2"] == 1.0
 
 
 def test_shots_precede_the_question_and_stops_reach_the_engine(

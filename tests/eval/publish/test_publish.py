@@ -1,11 +1,10 @@
-"""Exports: the files by hand, and the readers of other tools where they are installed."""
+"""Exports of scores and model cards: the files by hand, and the readers of other tools."""
 
 import hashlib
 import json
 import shutil
 import struct
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from eval.checkpoints import from_manifest
 from eval.publish import card
 from eval.publish.__main__ import main
-from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import write_json
 from prompt_aug.questions import make_question, write_parquet
 
 OUTCOMES = {"toy": [[1, 0], [1, 1], [0, 0], [1, 1]]}
@@ -44,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_wrong_request_is_rejected(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, code, message in (
-        ([], 2, "--lm-eval"),
+        ([], 2, "--card"),
         (["--steps", "30", "--card"], 1, "steps [30]: [0, 20]"),
         (["--push", "me/model"], 2, "--steps"),
     ):
@@ -52,53 +51,6 @@ def test_a_wrong_request_is_rejected(run: Path, capsys: pytest.CaptureFixture[st
         assert message in capsys.readouterr().err
     shutil.rmtree(run / "eval")
     assert main([str(run), "--card"]) == 1  # nothing is evaluated
-
-
-def test_samples_for_the_harness(run: Path, tmp_path: Path) -> None:
-    assert main([str(run), "--steps", "20", "--lm-eval", str(tmp_path / "lm")]) == 0
-    folder = tmp_path / "lm" / "grpo-step_20"
-    (results,) = folder.glob("results_*.json")
-    lines = read_lines(folder / f"samples_toy_{results.stem.removeprefix('results_')}.jsonl")
-    assert [line["exact_match"] for line in lines] == [0.5, 1.0, 0.0, 1.0]
-    assert lines[0]["resps"] == [["thus \ud800<b>"] * 2] and lines[0]["target"] == "7"
-    generation = {"arg_0": "question 0\n", "arg_1": {"temperature": 0.0}}
-    assert lines[0]["arguments"] == {"gen_args_0": generation}
-    record = read_json(results)
-    assert record["results"]["toy"]["exact_match,none"] == 5 / 8
-    assert record["n-samples"] == {"toy": {"original": 4, "effective": 4}}
-
-
-def test_a_log_for_the_viewer(run: Path, tmp_path: Path) -> None:
-    """Question 2 is too long to be asked. tests/interop reads a log with inspect_ai."""
-    path = run / "eval" / "s" / "step_20" / "toy" / "questions.jsonl"
-    questions = read_lines(path)
-    questions[2]["asked"] = False
-    write_lines(path, questions)
-    assert main([str(run), "--steps", "20", "--inspect", str(tmp_path / "logs")]) == 0
-    (file,) = (tmp_path / "logs").glob("*_toy_*.eval")
-    with zipfile.ZipFile(file) as log:
-        names = set(log.namelist())
-        header = json.loads(log.read("header.json"))
-        sample, unasked = (
-            json.loads(log.read(f"samples/{name}.json"))
-            for name in ("toy-0-0_epoch_2", "toy-2-0_epoch_1")
-        )
-    assert len([name for name in names if name.startswith("samples/")]) == 8
-    assert {"header.json", "summaries.json", "_journal/start.json"} <= names
-    metrics = header["results"]["scores"][0]["metrics"]
-    assert (metrics["accuracy"]["value"], metrics["pass@2"]["value"]) == (5 / 8, 0.75)
-    assert header["eval"]["config"]["epochs"] == 2
-    assert sample["scores"]["grader"] == {"value": "I", "answer": "7", "explanation": "no_answer"}
-    assert sample["output"]["choices"][0]["stop_reason"] == "max_tokens"
-    assert sample["output"]["completion"] == "thus \ud800<b>"
-    assert (sample["input"], sample["messages"][0]["content"]) == ("question 0", "question 0\n")
-    # 3 tokens of a prompt and 10 of a response; a question that was not asked costs nothing
-    used = {"input_tokens": 3, "output_tokens": 10, "total_tokens": 13}
-    assert sample["model_usage"] == {"vllm/grpo-step_20": used}
-    assert unasked["output"]["choices"][0]["stop_reason"] == "model_length"
-    assert set(unasked["output"]["usage"].values()) == {0}
-    total = {name: 6 * count for name, count in used.items()}
-    assert header["stats"]["model_usage"] == {"vllm/grpo-step_20": total}
 
 
 @pytest.mark.config  # imports torch
@@ -267,8 +219,7 @@ def test_other_weights_than_those_of_the_scores_are_not_published(
     write_json(exported / "manifest.json", {"step": 20, "files": files})
     assert push(run) == 1 and "other weights now: s/step_20" in capsys.readouterr().out
     assert not hub.created and not (exported / "README.md").exists()
-    assert main([str(run), "--lm-eval", str(run / "out")]) == 0
-    assert [path.name for path in (run / "out").iterdir()] == ["grpo-step_0"]
+    assert main([str(run), "--card"]) == 0 and not (exported / "README.md").exists()
 
 
 def test_a_failed_upload_is_one_line(

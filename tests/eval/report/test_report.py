@@ -23,9 +23,10 @@ from eval.report import answers, charts, figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import RunData, asked_differently, collect, summary
+from eval.samples import TOO_LONG
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import dump_lines
-from prompt_aug.grading import VERSION
+from prompt_aug.grading import STATUSES, VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their figures: half a second each
 
@@ -55,8 +56,10 @@ def run(tmp_path: Path) -> Path:
             "step": step,
             "critic/score/mean": step / 20,
             "train/entropy": None if step == 3 else 1.0,  # as NaN is written
+            "template/open-r1/share": 0.5,
             "template/open-r1/accuracy": 0.5,
             "template/open-r1/format": 0.75,
+            "template/$a{$/share": 0.5,
             "template/$a{$/accuracy": 0.25,  # between dollars matplotlib reads a formula
             **{"timing_s/step": 5.0, "timing_s/gen": 3.0, "timing_s/update_actor": 1.0},
             "grade/correct": 0.5,
@@ -105,9 +108,12 @@ class Page(HTMLParser):
         else:
             self.text += data
 
+    def script(self, name: str) -> str:
+        return next(text for found, text in self.scripts if found.get("id") == name)
+
     def data(self, name: str) -> Any:
         """Return the JSON of the data block with that id."""
-        return json.loads(next(text for found, text in self.scripts if found.get("id") == name))
+        return json.loads(self.script(name))
 
     def blocks(self) -> dict[str, Any]:
         """Return the content of all blocks of samples."""
@@ -199,6 +205,8 @@ def test_missing_data_becomes_a_note(run: Path, tmp_path: Path) -> None:
     (run / "eval").rename(tmp_path / "gone")
     assert any("python -m eval.sweep" in note for note in build([run])[0].notes)
     assert summary(collect(run))["checkpoints"] == []
+    assert tables.checkpoints_of_all([collect(run)]) == []
+    assert "is the result" not in tables.chosen(collect(run))
     (tmp_path / "gone").rename(run / "eval")
     for name in ("metrics.jsonl", "environment.json", "config.yaml"):
         (run / name).unlink()
@@ -278,9 +286,12 @@ def test_parts_longer_than_the_step_are_not_stacked() -> None:
         data = RunData(name="r", config={}, environment={}, metrics=lines, rows=[])
         return figures.step_time([data]).panels[0]
 
-    assert panel(4.0).stacked and [c.label for c in panel(4.0).curves] == ["gen", "other"]
+    assert panel(4.0).stacked and [c.label for c in panel(4.0).curves] == ["generation", "other"]
     assert [list(c.y) for c in panel(4.0).curves] == [[4.0, 4.0], [1.0, 1.0]]
-    assert not panel(6.0).stacked and [c.label for c in panel(6.0).curves] == ["gen", "step"]
+    assert not panel(6.0).stacked and [c.label for c in panel(6.0).curves] == [
+        "generation",
+        "whole step",
+    ]
 
 
 def test_panels_of_one_unit_share_their_range(run: Path) -> None:
@@ -329,10 +340,13 @@ def test_too_many_samples_omit_checkpoints_in_between(
 
 def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
     rollout = {"prompt": "<|im_start|>system\n", "response": "one\ntwo", "accuracy": 1.0}
-    (run / "rollouts" / "step_1.jsonl").write_text(dump_lines([rollout]))
+    rows = [{**rollout, "status": "correct"}, {**rollout, "accuracy": 0.0, "status": "echo"}]
+    (run / "rollouts" / "step_1.jsonl").write_text(dump_lines(rows))
     found = rollouts(run)
+    # The status "correct" repeats the verdict.
+    assert {r["correct"]: r["facts"] for r in found[:2]} == {True: [], False: [("status", "echo")]}
     assert found[0]["preview"] == "one two"
-    assert [(r["step"], r["correct"]) for r in found] == [(1, True), (20, False), (20, True)]
+    assert [(r["step"], r["correct"]) for r in found[2:]] == [(20, False), (20, True)]
     assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
     assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"
 
@@ -432,11 +446,71 @@ def test_levels_and_templates_have_tables(run: Path) -> None:
         ["toy", "0", "50.0 ±50.0", "100.0 [34.2, 100.0]"],
         ["toy", "1", "0.0 [0.0, 65.8]", "50.0 ±50.0"],
     ]
-    assert tables.template_table(data) == [
-        ["template", "share", "accuracy", "format"],
-        ["$a{$", "-", "25.0", "-"],
-        ["open-r1", "-", "50.0", "75.0"],
+    assert tables.template_table(data)[1:] == [
+        ["$a{$", "50.0", "25.0", "-"],
+        ["open-r1", "50.0", "50.0", "75.0"],
     ]
+
+
+def test_templates_are_weighted_by_responses() -> None:
+    """`a` has 10 of 10, 15 of 30 and 0 of 60 responses, of which 10 and 3 are right."""
+    once = {"step": 1, "train/responses": 10.0, "template/a/share": 1.0, "template/a/format": 0.5}
+    both = {"step": 2, "train/responses": 30.0, "template/a/share": 0.5, "template/b/share": 0.5}
+    last = {"step": 3, "train/responses": 60.0, "template/b/share": 1.0, "template/b/format": 1.0}
+    lines = [
+        {"step": 0, "template/c/accuracy": 1.0},  # not used in the last ten steps
+        {**once, "template/a/accuracy": 1.0},
+        {**both, "template/a/accuracy": 0.2, "template/b/accuracy": 0.0, "template/a/format": 1.0},
+        {**last, "template/b/accuracy": 1.0},
+    ]
+    data = RunData(name="r", config={}, environment={}, metrics=lines, rows=[])
+    assert tables.template_table(data)[1:] == [
+        ["a", "25.0", "52.0", "80.0"],  # 25 of 100; 13 of 25; (10 * 0.5 + 15 * 1.0) / 25
+        ["b", "75.0", "80.0", "100.0"],  # 75 of 100; 60 of 75; step 2 has no format
+        ["c", "0.0", "-", "-"],
+    ]
+
+
+def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) -> None:
+    """A part of a verifier may be named accuracy, and a source may have a slash."""
+    lines = [{"step": step, "actor/lr": 1e-6 * step, "note": None} for step in range(1, 4001)]
+    lines[9] |= {"val/a/b/accuracy": 0.25, "val/a/b/standard_error": 0.125, "val/a/b/questions": 4}
+    lines[9] |= {"val/a/b/part/accuracy": 1.0}
+    lines[19] |= {"val/a/b/accuracy": 0.5}
+    (run / "metrics.jsonl").write_text(dump_lines(lines))
+    shutil.rmtree(run / "eval")
+    page = page_of(run)
+    drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
+    ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
+    assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0]}
+    assert (run / "report" / "validation.png").exists()
+    values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
+    assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
+    ((steps, rates),) = values["actor/lr"]
+    assert len(steps) == 2000 and rates[1] == pytest.approx(1e-6 * steps[1])
+    several = figures.validation([collect(run), collect(other)])  # a panel a source, a curve a run
+    assert [(p.title, [c.label for c in p.curves]) for p in several.panels] == [("a/b", [run.name])]
+
+
+def test_every_status_is_explained_once() -> None:
+    assert set(STATUSES) | {TOO_LONG} == {*figures.STATUS_NOTES, "correct", "wrong"}
+    assert figures.status_notes(["correct", "echo"]).count(":") == 1
+
+
+def test_curves_stand_out_from_a_dark_page() -> None:
+    """Contrast of at least 4.5 by WCAG 2."""
+
+    def luminance(color: str) -> float:
+        channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    folder = Path(figures.__file__).parent
+    (dark,) = re.findall(r"const DARK = \[(.*?)\]", (folder / "report.js").read_text(), re.DOTALL)
+    paper = re.findall(r"--paper: (#\w{6});", (folder / "report.css").read_text())[0]
+    contrast = [(luminance(c) + 0.05) / (luminance(paper) + 0.05) for c in dark.split('"')[1::2]]
+    assert len(contrast) == 10 and min(contrast) >= 4.5
+    assert (luminance("#0072b2") + 0.05) / (luminance(paper) + 0.05) < 4.5  # negative control
 
 
 def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -33,10 +34,17 @@ class Terminal(io.StringIO):
 def config(run: Path, **recipe: Any) -> Any:
     return OmegaConf.create(
         {
-            "recipe": {"run_dir": str(run), "worker_logs": False, **recipe},
+            "recipe": {
+                "run_dir": str(run),
+                "worker_logs": False,
+                "augment": {"templates": ["abel", "open-r1"], "validation_template": "abel"},
+                **recipe,
+            },
             "trainer": {"total_training_steps": 10},
             "data": {"train_batch_size": 16},
-            "actor_rollout_ref": {"rollout": {"n": 8}},
+            "actor_rollout_ref": {
+                "rollout": {"n": 8, "temperature": 1.0, "val_kwargs": {"temperature": 0}}
+            },
         }
     )
 
@@ -69,7 +77,7 @@ def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> N
         lambda: step(tmp_path, 1, wall=90.0),
         None,
         lambda: step(tmp_path, 2, wall=110.0),
-        lambda: step(tmp_path, 3, wall=150.0, **{"val/toy/accuracy": 0.91}),
+        lambda: step(tmp_path, 3, wall=150.0, **{"val/toy/x/accuracy": 0.91}),
     )
     lines = told.splitlines()
     assert [line.split(" (")[0] for line in lines[:8]] == [
@@ -79,10 +87,13 @@ def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> N
     numbers = (
         "reward 1.250, accuracy 0.500, entropy 0.300, no signal 0.25, tokens/s 1,500, seconds 20.0"
     )
-    assert lines[9:] == [
+    sampled, greedy = lines[9].split("; ")  # which differ, and from eval.sweep
+    assert re.search("training .* 2 templates, temperature 1$", sampled)
+    assert re.search("data.val_files, template abel, temperature 0$", greedy)
+    assert lines[10:] == [
         f"step 1/10: {numbers}",
         f"step 2/10: {numbers}, left 2 min 40 s",  # 8 steps of 20 s; the start is no step
-        f"step 3/10: {numbers}, held out toy 0.910, left 3 min 30 s",  # 7 of (20 + 40) / 2
+        f"step 3/10: {numbers}, validation toy/x 0.910, left 3 min 30 s",  # 7 of (20 + 40) / 2
     ]
     assert "\r" not in told
 
