@@ -252,8 +252,8 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
         columns = _columns(benchmark, names, source)
         return read_all(rows, functools.partial(_question, columns, benchmark, name), source)
     except (SourceError, QuestionError) as error:
-        hint = "" if file else f" Give a file: --benchmark {name}=PATH."
-        raise EvaluationError(f"benchmark {name}: {error}{hint}") from error
+        reason = str(error) if file else f"{error} (give a file: --benchmark {name}=PATH)"
+        raise EvaluationError(f"benchmark {name}: {reason}") from error
 
 
 def _of_copy(benchmark: Benchmark, names: Collection[str]) -> Benchmark:
