@@ -106,7 +106,8 @@ def test_ctrl_c_loses_nothing(
 ) -> None:
     engine.die_after = 2
     assert sweep.main([str(run)]) == 130
-    assert capsys.readouterr().err.strip().count("\n") == 0
+    told = capsys.readouterr().err.splitlines()
+    assert len([line for line in told if not line.endswith("so far")]) == 1  # of a slow machine
     engine.die_after = None
     assert sweep.main([str(run)]) == 0
     assert len(engine.asked) == 15
