@@ -396,11 +396,14 @@ def test_a_clock_that_jumps_back_delays_nothing(
 ) -> None:
     clock = time.time
 
+    def jump() -> None:
+        monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+
     def script(number: int, body: dict[str, Any]) -> Reply:
         if number:
             return answer(number, body)
-        monkeypatch.setattr(time, "time", lambda: clock() - 3600)
-        return Reply({}, 429, {"retry-after": "0.1"})
+        threading.Timer(0.5, jump).start()  # while the client waits
+        return Reply({}, 429, {"retry-after": "1"})
 
     with serving(script) as endpoint:
         assert len(ask(tmp_path, endpoint.url, requests(2), concurrency=1).answers) == 2
