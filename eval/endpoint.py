@@ -8,10 +8,7 @@ A request is one sample with its own seed. Servers other than vLLM may ignore th
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from eval import EvaluationError
 from eval.checkpoints import Checkpoint
@@ -20,20 +17,11 @@ from eval.settings import Settings
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, Spending
-from prompt_aug.endpoint.client import (
-    FINAL,
-    Channel,
-    Endpoint,
-    Failure,
-    StoppedError,
-    check_end,
-    fetch,
-    reported_tokens,
-    served_models,
-    used_tokens,
-)
 from prompt_aug.turns import end_of_turn
 from recipe.run.evaluation import EvaluationSection
+
+if TYPE_CHECKING:  # its import takes a second
+    from prompt_aug.endpoint.client import Channel, Endpoint
 
 TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 VLLM = "vllm"  # `owned_by` in its list of models
@@ -57,7 +45,7 @@ class NoTokenizer:
 class Server:
     """An endpoint, the budget of this command, and the endpoint's list of models by id."""
 
-    endpoint: Endpoint
+    endpoint: "Endpoint"
     budget: Budget
     settings: Settings
     models: dict[str, dict[str, Any]]
@@ -87,11 +75,13 @@ class Server:
 
 
 def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> Server:
+    from prompt_aug.endpoint.client import Channel, Endpoint, Failure  # slow to import
+
     endpoint = Endpoint(base_url=url.rstrip("/"), concurrency=concurrency, timeout=TIMEOUT)
 
     async def listed() -> dict[str, dict[str, Any]]:
-        async with endpoint.client() as client:
-            return await served_models(client)
+        async with Channel(endpoint, budget) as channel:
+            return await channel.models()
 
     try:
         models = asyncio.run(listed())
@@ -161,56 +151,56 @@ class RemoteEngine:
 
     async def _work(self, requests: Sequence[Request], arrived: asyncio.Queue[Any]) -> None:
         """Put each request with its response into the queue, and last the error or None."""
-        endpoint, failures, queue = self._server.endpoint, list[Failure](), iter(requests)
-        channel = Channel(endpoint, self._server.budget)
+        from prompt_aug.endpoint.client import Channel
 
-        async def worker(client: httpx.AsyncClient) -> None:
-            for request in queue:
-                attempt, wanted = partial(self._attempt, client, request), self._estimate(request)
-                try:
-                    response, _ = await channel.send(attempt, wanted)
-                except StoppedError:
-                    return
-                except Failure as failure:
-                    if failure.status in FINAL:
-                        channel.stop(EndpointError(f"{endpoint.base_url}: {failure.line}"))
-                    failures.append(failure)
-                    channel.count(failure)
-                else:
-                    arrived.put_nowait((request, response))
-
+        endpoint, failed, queue = self._server.endpoint, list[str](), iter(requests)
         try:
-            async with endpoint.client() as client, asyncio.TaskGroup() as group:
+            async with (
+                Channel(endpoint, self._server.budget) as channel,
+                asyncio.TaskGroup() as group,
+            ):
+
+                async def worker() -> None:
+                    while not channel.stopped and (request := next(queue, None)):
+                        if response := await self._response(channel, request, failed):
+                            arrived.put_nowait((request, response))
+
                 for _ in range(min(endpoint.concurrency, len(requests))):
-                    group.create_task(worker(client))
+                    group.create_task(worker())
         except Exception as error:  # a defect: without an entry `stream` would wait forever
             arrived.put_nowait(error)
             return
-        if failures and not channel.stopped:
-            said = f"{len(failures)} requests failed, the last with {failures[-1].line}"
+        if failed and not channel.stopped:
+            said = f"{len(failed)} requests failed, the last of {failed[-1]}"
             channel.stop(EvaluationError(f"{endpoint.base_url}: {said}. Run the command again."))
         arrived.put_nowait(channel.stopped)
 
-    def _estimate(self, request: Request) -> Spending:
-        return Spending(1, len(request.prompt_token_ids), self._settings.max_tokens)
+    async def _response(
+        self, channel: "Channel", request: Request, failed: list[str]
+    ) -> dict[str, Any] | None:
+        """Return what is stored of a request, None if it failed or the channel is stopped."""
+        from prompt_aug.endpoint.client import FINAL, Failure, choices_of, reported_tokens
 
-    async def _attempt(
-        self, client: httpx.AsyncClient, request: Request
-    ) -> tuple[dict[str, Any], Spending]:
         path = "chat/completions" if self._chat else "completions"
-        answer = await fetch(client, path, self.body(request))
+        wanted = Spending(1, len(request.prompt_token_ids), self._settings.max_tokens)
         try:
-            (choice,) = answer["choices"]
-            text = choice["message"]["content"] if self._chat else choice["text"]
-            text, finish = text or "", str(choice["finish_reason"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise Failure(f"not a completion: {str(answer)[:160]}") from error
-        if not isinstance(text, str):
-            raise Failure(f"a completion that is no text: {str(text)[:160]}")
-        check_end(finish)
+            answer = await channel.ask(path, self.body(request), wanted)
+        except EndpointError as error:
+            channel.stop(error)
+            return None
+        except Failure as failure:
+            line = f"question {request.key[0]}: {failure.line}"
+            channel.count(failure.line, line)
+            if failure.status in FINAL:
+                channel.stop(EndpointError(f"{channel.url}: {line}"))
+            failed.append(line)
+            return None
+        text, finish, missing = choices_of(answer)[0]
+        # Several too long prompts in a row are more likely a wrong --max-tokens.
+        channel.count(missing if missing == "prompt_too_long" else "", str(answer.get("error")))
         whole, text = text, self._end.cut(text, request.stop)
         finish = finish if text == whole else "stop"
-        spent = used_tokens(answer, self._estimate(request), self._server.endpoint)
         tokens = reported_tokens(answer, "completion_tokens")
         tokens = None if text and tokens == 0 else tokens  # a server that does not count
-        return {"response": text, "tokens": tokens, "finish_reason": finish}, spent
+        response = {"response": text, "tokens": tokens, "finish_reason": finish}
+        return response | ({"endpoint_status": missing} if missing else {})

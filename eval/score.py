@@ -102,6 +102,8 @@ def _graded_line(
         "form": None if grade.extracted is None else normal_form(grade.extracted),
         "status": str(grade.status),
     }
+    if not sample["response"].strip():
+        line["status"] = sample.get("endpoint_status", line["status"])
     if isinstance(grade, Verified):
         line["under"] = dict.fromkeys(BESIDE, line["correct"])  # no extraction changes it
         line |= {"parts": {"score": grade.score, **grade.parts}, "detail": grade.detail}
@@ -214,7 +216,8 @@ class Scored:
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1].
 
-    `empty` and `filtered` count samples without text and those with finish_reason content_filter.
+    `empty` and `filtered` count samples without text and those with finish_reason content_filter;
+    `endpoint_statuses` lists the questions for which an endpoint gave no whole answer.
     """
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
     answers = [[sample.get("form") for sample in row] for row in table]
@@ -223,7 +226,10 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     texts = (line.get("response", "").lower() for line in lines)
     tokens = [n for line in lines if (n := line["tokens"]) is not None]  # a server may report none
     parts: dict[str, list[float]] = defaultdict(list)  # of the results of verifiers
+    endpoint: dict[str, list[str]] = defaultdict(list)  # uids by status
     for line in lines:
+        if "endpoint_status" in line:
+            endpoint[line["endpoint_status"]].append(line["uid"])
         for name, value in line.get("parts", {}).items():
             parts[name].append(value)
     part_means = {name: float(np.mean(values)) for name, values in sorted(parts.items())}
@@ -242,6 +248,7 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "majority_at_k": {str(k): metrics.majority(answers, correct, k) for k in ks},
         "status_rates": {name: count / total for name, count in sorted(statuses.items())},
         **({"parts": part_means} if part_means else {}),
+        **({"endpoint_statuses": endpoint} if endpoint else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
         "empty": sum("response" in line and not line["response"].strip() for line in lines),
         "filtered": sum(line["finish_reason"] == "content_filter" for line in lines),

@@ -31,6 +31,7 @@ from prompt_aug.base.commands import add_steps, at_least, check_url, existing, m
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
+from prompt_aug.endpoint import named
 from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
@@ -300,6 +301,8 @@ def _print_scores(item: Item, limit: int) -> None:
         if (count := entry.get(key, 0)) > most * entry["samples"]:
             said = f"{count} of {entry['samples']} responses {what}"
             print(f"warning: {item.name}: {said}", file=sys.stderr)
+    for status, uids in entry.get("endpoint_statuses", {}).items():
+        print(f"warning: {item.name}: {named(status, uids)}", file=sys.stderr)
 
 
 def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:

@@ -145,8 +145,15 @@ def at_least(least: int, options: argparse.Namespace, *names: str) -> None:
 def check_url(options: argparse.Namespace, *names: str) -> None:
     """Reject options that are not http or https URLs. Raises UsageError."""
     for name in names:
-        url = getattr(options, name) or "http://x"
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or " " in url:
-            said = f"--{name.replace('_', '-')}={url}"
-            raise UsageError(f"{said}: not a URL. Use one like http://localhost:8000/v1.")
+        check_one_url(f"--{name.replace('_', '-')}", getattr(options, name))
+
+
+def check_one_url(name: str, url: str | None) -> None:
+    """Reject a URL with a password or another secret, which files would hold. Raises UsageError."""
+    parts = urllib.parse.urlsplit(url := url or "http://x")
+    if any(mark in url for mark in "@?#"):
+        raise UsageError(
+            f"{name}: has a user name, password or query. Remove it and set OPENAI_API_KEY."
+        )
+    if parts.scheme not in ("http", "https") or not parts.netloc or " " in url:
+        raise UsageError(f"{name}={url}: not a URL. Use one like http://localhost:8000/v1.")

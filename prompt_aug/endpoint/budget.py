@@ -1,9 +1,4 @@
-"""Limits in requests, tokens and dollars, reserved before a request is sent.
-
-    spent + reserved + wanted <= limit
-
-An attempt without a response keeps its reservation as spent: the server may have charged for it.
-"""
+"""Limits in requests, tokens and dollars: spent + reserved + wanted <= limit."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -53,10 +48,11 @@ class Budget:
 
     def over(self, used: Spending) -> str | None:
         """Return the first limit that `used` exceeds, as an option; None without one."""
-        for name, limit, value in (
-            ("requests", self.max_requests, used.requests),
-            ("total-tokens", self.max_tokens, used.tokens_in + used.tokens_out),
-            ("cost", self.max_cost, used.dollars),
+        tokens = used.tokens_in + used.tokens_out
+        for name, value, limit in (
+            ("requests", used.requests, self.max_requests),
+            ("total-tokens", tokens, self.max_tokens),
+            ("cost", used.dollars, self.max_cost),
         ):
             if limit is not None and value > limit:
                 return f"--max-{name} {limit}"

@@ -1,142 +1,79 @@
-"""Requests to an OpenAI-compatible endpoint: concurrent, retried, stopped at once.
-
-A 429 halves the concurrency, waits as the server says, and counts neither as a request nor as a
-failure. A refused key, a used-up quota, an unknown model and `EQUAL_FAILURES` equal failures in a
-row end the run.
-"""
+"""Requests by the `openai` client, which retries; `Channel.send` has the limits of an attempt."""
 
 import asyncio
 import json
 import os
-import random
-import time
-from collections.abc import Awaitable, Callable
+import re
+from contextvars import ContextVar
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any
 
-import httpx
+import httpx2
+import openai
 
+from prompt_aug.base.commands import check_one_url
 from prompt_aug.base.errors import UserError
 from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, Price, Spending
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
-QUOTA = {"insufficient_quota", "billing_hard_limit_reached"}
-REFUSED = {
-    401: "refuses the key",
-    402: "wants payment",
-    403: "refuses the key",
-    404: "has no such model or path",
-}
+MOST_BYTES = 16 * 2**20  # of one reply
+EQUAL_FAILURES = 8  # in a row end the run
 FINAL = (400, 413, 422)  # the same request gets the same answer
-RETRIED = (408, 409, 429)  # and all from 500
-ENDS = ("stop", "length", "content_filter")  # of a whole answer
-EQUAL_FAILURES = 8
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a retry, doubled each time
-MOST_PATIENCE = 60.0  # seconds; with a longer Retry-After a request is not retried
-MOST_LIMITED = 60  # responses 429 in a row that end the run
-T = TypeVar("T")
+REFUSED, QUOTA = (401, 402, 403, 404), "insufficient_quota"  # no other request succeeds
+REFUSALS = {  # of one prompt, by code or message
+    "content_filter": r"content.?(filter|policy|management|exists risk)|moderation|flagged",
+    "prompt_too_long": r"status 413|context.(length|size|window)|longer than|too long|`inputs`",
+}
+HALF = ("abort", "error")  # finish reasons of a server that shuts down
+ENDS = {"eos_token": "stop", "stop_sequence": "stop"}  # TGI's names
+NOTHING = Spending()
+WANTED: ContextVar[Spending] = ContextVar("reserved for each attempt")
 
 
-class RefusedError(EndpointError):
-    """The endpoint refuses all requests, or all of them fail for the same reason."""
-
-
-class StoppedError(EndpointError):
-    """Raised by `Channel.send` once the channel is stopped; its cause is `Channel.stopped`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure(Exception):  # noqa: N818 - an outcome, caught by the callers of `fetch`
-    """A failed attempt and its reason; `sent` is False if nothing reached the server."""
+@dataclass(eq=False, slots=True)
+class Failure(Exception):  # noqa: N818 - an outcome, caught by the callers of `Channel.ask`
+    """A request that failed after all retries."""
 
     line: str
     status: int = 0
-    sent: bool = True
-    retry: bool = False
-    wait: float | None = None
-
-    def cost(self, wanted: Spending) -> Spending:
-        """Return the spending to record: nothing, one request, or the whole reservation."""
-        if not self.sent or self.status == 429:
-            return Spending()
-        return Spending(1) if self.status >= 400 else wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where and how requests are sent; `per_request` responses are requested at once, as `n`."""
+    """Where and how requests are sent; `timeout` is the deadline of one attempt in seconds."""
 
-    base_url: str | None = None
+    base_url: str | None = None  # None: OpenAI's
     concurrency: int = 16
     retries: int = 6
     timeout: float = 300.0
-    per_request: int = 8
+    per_request: int = 8  # responses requested at once, as `n`
     price: Price | None = None
 
-    def client(self) -> httpx.AsyncClient:
-        """Return a client. Raises EndpointError if the hosted endpoint has no key."""
-        key = os.environ.get(KEY_VARIABLE)
-        if not key and self.base_url is None:
-            raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
-        return httpx.AsyncClient(
-            base_url=(self.base_url or HOSTED).rstrip("/"),
-            headers={"Authorization": f"Bearer {key or 'none'}"},
-            timeout=self.timeout,
-            limits=httpx.Limits(max_connections=self.concurrency),
-        )
+    def __post_init__(self) -> None:
+        check_one_url("OPENAI_BASE_URL", self.base_url)
 
 
-async def fetch(client: httpx.AsyncClient, path: str, body: Any = None) -> dict[str, Any]:
-    """POST the JSON `body`, or GET without one; return the JSON object of the response.
+def choices_of(answer: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (text, finish reason, what is missing or "") of each choice, at least one.
 
-    Raises Failure or RefusedError.
+    Raises Failure for an object that is no completion.
     """
-    url = f"{client.base_url}{path}"
-    try:
-        response = await client.request("GET" if body is None else "POST", path, json=body)
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise Failure(f"{url}: cannot connect ({error})", sent=False, retry=True) from error
-    except httpx.TimeoutException as error:
-        raise Failure(f"no response in time ({type(error).__name__})", retry=True) from error
-    except httpx.HTTPError as error:
-        raise Failure(f"{type(error).__name__}: {error}", retry=True) from error
-    try:
-        found = json.loads(response.content)
-    except (ValueError, RecursionError):
-        found = None
-    status, kind = response.status_code, response.headers.get("content-type", "no content type")
-    if status == 200 and isinstance(found, dict):
-        return found
-    refusal = found.get("error") if isinstance(found, dict) else None
-    refusal = refusal if isinstance(refusal, dict) else {"message": refusal}
-    lines = [line.strip() for line in response.text.splitlines() if line.strip()]
-    said = refusal.get("message") or f"{kind}: {lines[0][:160] if lines else 'an empty body'}"
-    line = f"status {status}: {said}"[:300]
-    if {str(refusal.get("code")), str(refusal.get("type"))} & QUOTA:
-        raise RefusedError(f"{url}: the quota is used up ({line})")
-    if status in REFUSED:
-        raise RefusedError(f"{url}: the endpoint {REFUSED[status]} ({line}). Key: {KEY_VARIABLE}.")
-    wait = _retry_after(response.headers.get("retry-after", ""))
-    again = (status in RETRIED or status >= 500) and (wait or 0) <= MOST_PATIENCE
-    raise Failure(line, status, retry=again, wait=wait)
+    listed = answer.get("choices")
+    if not isinstance(listed, list) or not all(isinstance(choice, dict) for choice in listed):
+        raise Failure(f"not a completion: {json.dumps(answer)[:160]}")
+    refusal = next((name for name in REFUSALS if name == answer.get("refusal")), "no_choices")
+    return [_choice(choice) for choice in listed] or [("", refusal, refusal)]
 
 
-def check_end(finish: object) -> None:
-    """Raise Failure unless an answer with this finish_reason is whole.
-
-    A server that shuts down gives half an answer.
-    """
-    if finish not in ENDS:
-        raise Failure(f"an answer that ended by finish_reason {finish}", retry=True)
-
-
-async def served_models(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
-    """Return the endpoint's list of models by id. Raises Failure or RefusedError."""
-    found = (await fetch(client, "models")).get("data")
-    rows = found if isinstance(found, list) else []
-    return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
+def _choice(choice: dict[str, Any]) -> tuple[str, str, str]:
+    message, finish = choice.get("message"), choice.get("finish_reason")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    text, finish = (value if isinstance(value, str) else "" for value in (text, finish))
+    if not finish:
+        return text, "no_finish_reason", "no_finish_reason"
+    missing = finish if finish == "content_filter" else "no_content"
+    return text, ENDS.get(finish, finish)[:40], "" if text.strip() else missing
 
 
 def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
@@ -146,123 +83,125 @@ def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
     return count if type(count) is int and count >= 0 else None
 
 
-def used_tokens(answer: dict[str, Any], wanted: Spending, endpoint: Endpoint) -> Spending:
-    """Return the usage that the server reports for an answer, else the reservation."""
-    read, written = (reported_tokens(answer, f"{of}_tokens") for of in ("prompt", "completion"))
-    if not read or written is None:  # every prompt has a token
-        return wanted
-    return Spending(1, read, written).at(endpoint.price)
-
-
-def _retry_after(said: str) -> float | None:
-    """Return the seconds of a Retry-After header, which holds a number or a date."""
-    try:
-        if said.replace(".", "", 1).isdigit():
-            return float(said)
-        return parsedate_to_datetime(said).timestamp() - time.time()
-    except (TypeError, ValueError):
-        return None
-
-
-class Channel:
-    """Sends attempts to one endpoint: at most `limit` at a time, within a budget, with retries."""
+class Channel(openai.DefaultAsyncHttpxClient):
+    """Requests to one endpoint until a stop; the HTTP client of `openai`."""
 
     def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
-        self.endpoint, self.budget, self.limit = endpoint, budget, endpoint.concurrency
-        self.active = self.equal = self.limited = 0
-        self.last, self.resume_at = "", 0.0
+        # A compressed reply could unpack to more than the memory holds.
+        super().__init__(timeout=None, headers={"accept-encoding": "identity"})
+        key = os.environ.get(KEY_VARIABLE)
+        if not key and endpoint.base_url is None:
+            raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
+        self.endpoint, self.budget, self.url = endpoint, budget, endpoint.base_url or HOSTED
         self.stopped: UserError | None = None
-        self.ended = asyncio.Event()
+        self._equal, self._last = 0, ""
+        how: Any = {"max_retries": endpoint.retries, "timeout": None, "http_client": self}
+        self._openai = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", **how)
 
     def stop(self, cause: UserError) -> None:
         """Start no further attempt."""
         self.stopped = self.stopped or cause
-        self.ended.set()
 
-    async def send(
-        self,
-        attempt: Callable[[], Awaitable[tuple[T, Spending]]],
-        wanted: Spending,
-        failed: Callable[[Failure], object] = lambda _: None,
-    ) -> tuple[T, Spending]:
-        """Return the result of `attempt` and what it used, after retries.
+    def count(self, reason: str, line: str = "") -> None:
+        """Count equal reasons of failures in a row, "" for an answer; stop at EQUAL_FAILURES."""
+        self._equal = self._equal + 1 if reason == self._last else 1
+        self._last = reason
+        if reason and self._equal >= EQUAL_FAILURES:
+            line = (line or reason)[:400]
+            self.stop(EndpointError(f"{self._equal} equal failures in a row: {line}"))
 
-        `wanted` is reserved in the budget for each attempt, and `failed` receives each failure.
-        Raises the last Failure, or StoppedError.
+    async def ask(self, path: str, body: object = None, wanted: Spending = NOTHING) -> Any:
+        """Return the JSON object that answers a POST, or a GET without a body, after retries.
+
+        `wanted` is reserved for each attempt. Raises Failure, or EndpointError to end the run.
         """
-        tried = 0
-        while not self.stopped:
-            wait = 0.02 if self.active >= self.limit else self.resume_at - time.time()
-            if wait > 0:
-                await self._pause(wait)
-                continue
-            try:
-                found = await self._once(attempt, wanted)
-            except Failure as failure:
-                failed(failure)
-                tried += failure.status != 429
-                if failure.status == 429 and not failure.retry:  # all others would be refused too
-                    self.stop(
-                        RefusedError(f"{failure.line} (it asks to wait {failure.wait:.0f} s)")
-                    )
-                if not (failure.retry and tried <= self.endpoint.retries):
-                    raise
-                await self._wait(failure, tried)
-            except EndpointError as error:
-                self.stop(error)
+        WANTED.set(wanted)
+        how: Any = {"cast_to": httpx2.Response}
+        try:
+            if body is None:
+                response = await self._openai.get(path, options={"max_retries": 0}, **how)
             else:
-                self.equal = self.limited = 0
-                self.limit = min(self.limit + 1, self.endpoint.concurrency)
-                return found
-        raise StoppedError(str(self.stopped))
+                response = await self._openai.post(path, body=body, **how)
+            return response.extensions["answer"]
+        except openai.APIStatusError as error:
+            return self._refused(error)
+        except openai.APIConnectionError as error:
+            cause = error.__cause__
+            raise Failure(f"{type(cause).__name__}: {cause}") from error
 
-    async def _once(
-        self, attempt: Callable[[], Awaitable[tuple[T, Spending]]], wanted: Spending
-    ) -> tuple[T, Spending]:
-        """Make one attempt within the budget. Raises Failure, EndpointError."""
-        self.active += 1
+    async def models(self) -> dict[str, dict[str, Any]]:
+        """Return the endpoint's list of models by id. Raises Failure or EndpointError."""
+        found = (await self.ask("models")).get("data")
+        rows = found if isinstance(found, list) else []
+        return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
+
+    def _refused(self, error: openai.APIStatusError) -> dict[str, Any]:
+        """Return a completion without choices if the prompt is refused, else raise as `ask`."""
+        status, body = error.status_code, error.body if isinstance(error.body, dict) else {}
+        line = f"status {status}: {body.get('message') or error.message}"[:300]
+        said = f"{error.code} {error.type} {line}"
+        for name, words in REFUSALS.items():
+            if status in (*FINAL, 403) and re.search(words, said, re.IGNORECASE):
+                return {"choices": [], "refusal": name, "error": line}
+        if status in REFUSED or QUOTA in said:
+            how = f"Check {KEY_VARIABLE}, quota, model and path."
+            raise EndpointError(f"{self.url}: {line}. {how}") from error
+        raise Failure(line, status) from error
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send one attempt for `openai`: within the budget, a deadline and a limit of bytes.
+
+        An attempt without a reply keeps its reservation: the server may have charged for it.
+        """
+        wanted, used, seconds = WANTED.get(), NOTHING, self.endpoint.timeout
+        await self.budget.reserve(wanted)
         try:
-            await self.budget.reserve(wanted)
-            spent = wanted
-            try:
-                answer, spent = await attempt()
-                return answer, spent
-            except Failure as failure:
-                spent = failure.cost(wanted)
-                raise
-            except EndpointError:
-                spent = Spending(1)
-                raise
-            finally:
-                self.budget.settle(wanted, spent)
+            if self.stopped:
+                raise EndpointError(str(self.stopped))
+            used = wanted
+            async with asyncio.timeout(seconds):
+                response = await self._read(request, options)
+            used = self._used(response, wanted)
+            return response
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout(f"no response in {seconds:g} s", request=request) from error
+        except httpx2.ConnectError:
+            used = NOTHING
+            raise
         finally:
-            self.active -= 1
+            self.budget.settle(wanted, used if wanted.requests else NOTHING)
 
-    async def _wait(self, failure: Failure, attempt: int) -> None:
-        """Wait before a retry; a 429 makes all workers wait and halves their number."""
-        seconds = failure.wait
-        if failure.status == 429:
-            if time.time() >= self.resume_at:  # once for all requests that were under way
-                self.limited += 1
-                self.limit = max(1, self.limit // 2)
-            if self.limited >= MOST_LIMITED:
-                self.stop(RefusedError(f"{MOST_LIMITED} times in a row {failure.line}"))
-            seconds = seconds if seconds is not None else min(2.0**self.limited, LONGEST_WAIT) / 4
-            self.resume_at = max(self.resume_at, time.time() + seconds)
-        elif seconds is None:
-            seconds = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT) * random.uniform(0.5, 1)
-        await self._pause(seconds)
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, but wake up at a stop."""
+    async def _read(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        options |= {"stream": True, "follow_redirects": False}
+        response, content = await super().send(request, **options), bytearray()
         try:
-            await asyncio.wait_for(self.ended.wait(), max(seconds, 0.001))
-        except TimeoutError:
-            return
+            if (kind := response.headers.get("content-encoding", "identity")) != "identity":
+                raise Failure(f"a reply compressed by {kind}, which was not accepted")
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise Failure(f"a reply of more than {MOST_BYTES} bytes")
+        finally:
+            await response.aclose()
+        status, headers = response.status_code, response.headers
+        return httpx2.Response(status, headers=headers, content=bytes(content), request=request)
 
-    def count(self, failure: Failure) -> None:
-        """Count equal failures in a row, and stop at `EQUAL_FAILURES`."""
-        self.equal = self.equal + 1 if failure.line == self.last else 1
-        self.last = failure.line
-        if self.equal >= EQUAL_FAILURES:
-            self.stop(RefusedError(f"{self.equal} equal failures in a row: {failure.line}"))
+    def _used(self, response: httpx2.Response, wanted: Spending) -> Spending:
+        """Parse a reply and return what it used, by its `usage` or the reservation."""
+        if not response.is_success:
+            if QUOTA in response.text:
+                response.headers["x-should-retry"] = "false"  # read by `openai`
+            return NOTHING if response.status_code == 429 else Spending(1)
+        try:
+            answer = json.loads(response.content)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise Failure(f"not a JSON object: {response.text[:160]}")
+        if wanted.requests and any(finish in HALF for _, finish, _ in choices_of(answer)):
+            raise httpx2.RemoteProtocolError("half an answer, by its finish_reason")
+        response.extensions["answer"] = answer
+        read, written = (reported_tokens(answer, f"{of}_tokens") for of in ("prompt", "completion"))
+        if not read or written is None:  # every prompt has a token
+            return wanted
+        return Spending(1, read, written).at(self.endpoint.price)

@@ -43,9 +43,9 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--top-p", type=float, default=1.0, help="of the candidates and answers")
     add("--answer-tokens", type=int, default=1024, help="at most, of one candidate")
     add("--per-request", type=int, default=8, help="responses of one request (n)")
-    add("--concurrency", type=int, default=16, help="requests in flight, lowered after a 429")
+    add("--concurrency", type=int, default=16, help="requests in flight")
     add("--retries", type=int, default=6, help="of one request")
-    add("--timeout", type=float, default=300.0, help="seconds for one attempt")
+    add("--timeout", type=float, default=300.0, help="seconds for one attempt, until its last byte")
     add = parser.add_argument_group("budget, of all stages and runs in --work").add_argument
     add("--max-requests", type=int, help="attempts, retries included")
     add("--max-total-tokens", type=int, help="of prompts and responses")

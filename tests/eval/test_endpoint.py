@@ -15,9 +15,11 @@ from eval.endpoint import RemoteEngine, connect
 from eval.engine import Request, request_seed
 from eval.settings import Settings
 from eval.sweep import main
+from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, Spending
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question, write_parquet
 
 Script = Callable[[int, dict[str, Any]], Reply]
@@ -26,7 +28,7 @@ SETTINGS = Settings(temperature=1.0, max_tokens=8, seed=3)
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prompt_aug.endpoint.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr("eval.endpoint.load_tokenizer", lambda _: qwen_base())
 
 
@@ -123,15 +125,16 @@ def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> No
     ("reply", "count", "error", "message"),
     [
         (Reply({"error": {"message": "no token ids"}}, 400), 50, EndpointError, "no token ids"),
-        (Reply({}, 401), 50, EndpointError, "refuses the key"),
-        (Reply({"choices": []}), 1, EvaluationError, "not a completion"),  # no empty answer
+        (Reply({}, 401), 50, EndpointError, "OPENAI_API_KEY"),
+        (Reply({"choices": None}), 1, EvaluationError, "of question u0: not a completion"),
+        (Reply({"error": {"message": "context length"}}, 400), 50, EndpointError, "8 equal fail"),
     ],
 )
 def test_a_refusal_ends_it_at_once(reply: Reply, count: int, error: type, message: str) -> None:
     with server_of(lambda n, b: reply) as endpoint:
         with pytest.raises(error, match=message):
             list(engine_at(endpoint.url).stream(requests(count)))
-        assert len(endpoint.bodies) < 10
+        assert len(endpoint.bodies) < 8 + 4
 
 
 def chat_command(url: str, folder: Path, count: int = 20, **fields: str) -> list[str]:
@@ -163,7 +166,66 @@ def test_responses_without_a_text_or_filtered_are_warned_about(
         for _ in range(2):  # the second sends nothing
             assert main(chat_command(endpoint.url, tmp_path)) == 0
             lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
-            assert len(lines) == bool(warned) and warned in "".join(lines)
+            assert bool(lines) == bool(warned) and warned in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "accuracy"),
+    [
+        (Reply({"choices": []}), "no_choices", 0.75),
+        (Reply(chat([None], finish="length")), "no_content", 0.75),
+        (Reply({"choices": [{"message": None, "finish_reason": "stop"}]}), "no_content", 0.75),
+        (Reply(chat([""], finish="content_filter")), "content_filter", 0.75),
+        (Reply({"error": {"message": "x", "code": "content_filter"}}, 400), "content_filter", 0.75),
+        (Reply({"error": {"message": "prompt is too long"}}, 400), "prompt_too_long", 0.75),
+        (Reply(chat(["3"], finish=None)), "no_finish_reason", 1.0),
+        (Reply(chat(["3"], finish="eos_token")), "", 1.0),
+    ],
+)
+def test_a_question_without_a_whole_answer_is_counted_and_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reply: Reply,
+    status: str,
+    accuracy: float,
+) -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        return reply if "1?" in str(body["messages"]) else Reply(chat(["3"]))
+
+    with server_of(script) as endpoint:
+        for _ in range(2):  # the second sends nothing
+            assert main(chat_command(endpoint.url, tmp_path, 4)) == 0
+            uid = make_question(text="1?", answers=("3",), source="t").uid
+            named = f"1 responses: {status} (questions {uid})"
+            assert (named in capsys.readouterr().err) == bool(status)
+        assert len(endpoint.bodies) == 4
+    entry = scores_in(tmp_path)
+    assert entry["accuracy"] == accuracy
+    assert entry["status_rates"].get(status, 0) == 1 - accuracy
+
+
+def test_a_reply_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte at a time, faster than any limit of a single read."""
+    monkeypatch.setattr("eval.endpoint.TIMEOUT", 0.2)
+    with (
+        server_of(lambda n, b: Reply(chat(["3"]), pause=0.1)) as endpoint,
+        pytest.raises(EvaluationError, match=r"question u0: ReadTimeout: no response in 0\.2 s"),
+    ):
+        list(engine_at(endpoint.url).stream(requests(1)))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@localhost:1/v1", "http://localhost:1/v1?key=secret"]
+)
+def test_an_address_with_a_secret_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert main(chat_command(url, tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "--endpoint: has a user name" in error and "secret" not in error
+    assert not (tmp_path / "o").exists()
+    with pytest.raises(UsageError, match="OPENAI_BASE_URL"):
+        Endpoint(base_url=url)
 
 
 @pytest.mark.parametrize(

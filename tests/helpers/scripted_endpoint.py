@@ -13,12 +13,16 @@ COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 @dataclass
 class Reply:
-    """One answer: a status and a body, sent after `delay` seconds, cut after `cut` bytes."""
+    """One answer: a status and a body, sent after `delay` seconds, cut after `cut` bytes.
+
+    With `pause` the body is sent byte by byte, with so many seconds before each.
+    """
 
     body: Any = None
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
+    pause: float = 0.0
     cut: int | None = None
     hang_up: bool = False  # close the connection without any answer
 
@@ -101,8 +105,12 @@ class ScriptedEndpoint:
         lines = {"content-type": "application/json", "content-length": str(len(content))}
         lines |= reply.headers
         top = f"HTTP/1.1 {reply.status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
-        writer.write(top.encode() + b"\r\n" + content[: reply.cut])
-        await writer.drain()
+        writer.write(top.encode() + b"\r\n")
+        step = 1 if reply.pause else len(content) + 1
+        for start in range(0, len(content[: reply.cut]), step):
+            await asyncio.sleep(reply.pause)
+            writer.write(content[: reply.cut][start : start + step])
+            await writer.drain()
         return reply.cut is None
 
     def close(self) -> None:

@@ -5,13 +5,14 @@ import contextlib
 import hashlib
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.progress import Progress
+from prompt_aug.endpoint import EndpointError, named
 from prompt_aug.endpoint import client as http
 from prompt_aug.endpoint.budget import Budget, Spending
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError
@@ -19,6 +20,7 @@ from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 
 BYTES_PER_TOKEN = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SECONDS = 30.0  # after a signal, for the requests that are under way
 
 
 class EndedBySignalError(RephraseError):
@@ -55,17 +57,20 @@ class Stage:
                 asyncio.run(self._send(missing, budget))
 
     async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
-        self.channel = http.Channel(self.endpoint, budget)
         self.per_request, queue = self.endpoint.per_request, iter(requests)
-        self.empty = 0  # answers in a row without a text
-        for number in SIGNALS:
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, self._stop)
-        async with self.endpoint.client() as self.client:
+        self.recorded = budget.spent  # the part of it that the records have
+        self.empty: dict[str, list[str]] = {}  # uids by why a response has no text
+        self.workers = list[asyncio.Task[None]]()
+        async with http.Channel(self.endpoint, budget) as self.channel:
+            for number in SIGNALS:
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    asyncio.get_running_loop().add_signal_handler(number, self._stop)
             self.root = await self._served_root()
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.endpoint.concurrency):
-                    group.create_task(self._work(queue))
+                    self.workers.append(group.create_task(self._work(queue)))
+        for status, uids in self.empty.items():
+            print(f"warning: {self.title}: {named(status, uids)}", file=sys.stderr)
         if cause := self.channel.stopped:
             kept = f"{len(self.store.answers)} responses are kept in {self.store.path}"
             raise type(cause)(f"{cause} ({kept})") from cause
@@ -76,8 +81,8 @@ class Stage:
         Raises RephraseError if stored responses of this model's name have another root.
         """
         name, root = self.sampling.model, None
-        with contextlib.suppress(http.Failure, http.RefusedError):  # the list is optional
-            root = (await http.served_models(self.client)).get(name, {}).get("root")
+        with contextlib.suppress(http.Failure, EndpointError):  # the list is optional
+            root = (await self.channel.models()).get(name, {}).get("root")
         if not isinstance(root, str):
             return {}
         stored = {
@@ -93,8 +98,11 @@ class Stage:
     def _stop(self) -> None:
         why = "stopped by a signal. Run the same command again to resume."
         self.channel.stop(EndedBySignalError(why))
+        loop = asyncio.get_running_loop()
+        for worker in self.workers:  # what is under way may still arrive
+            loop.call_later(STOP_SECONDS, worker.cancel)
         for number in SIGNALS:  # a second one ends it at once
-            asyncio.get_running_loop().remove_signal_handler(number)
+            loop.remove_signal_handler(number)
 
     async def _work(self, queue: Iterator[Request]) -> None:
         for request in queue:
@@ -108,69 +116,56 @@ class Stage:
                     break
                 missing = self.store.missing(request)
 
-    async def _ask(self, request: Request, samples: list[int]) -> list[dict[str, Any]]:
+    async def _ask(
+        self, request: Request, samples: list[int], *, alone: bool = False
+    ) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
-        start, used, alone = time.time(), Spending(), False
-
-        def failed(failure: http.Failure) -> None:
-            nonlocal used
-            used = used.plus(failure.cost(wanted))
-
-        while True:
-            wanted = self.estimate(request, len(samples))
-            body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
-            attempt = partial(self._attempt, body, wanted)
-            try:
-                answer, spent = await self.channel.send(attempt, wanted, failed)
-            except http.StoppedError:
-                return []
-            except http.Failure as failure:
-                final = failure.status in http.FINAL
-                if final and len(samples) > 1:
-                    alone, samples = True, samples[:1]  # n may be unsupported
-                    continue
-                self.channel.count(failure)
-                lost = {"status": "failed", "final": final, "error": failure.line}
-                answers = [lost] * len(samples)
-            else:
-                used = used.plus(spent)
-                answers = [_taken(choice, answer.get("model")) for choice in answer["choices"]]
-                if alone or len(answers) < len(samples):  # fewer than requested
-                    self.per_request = 1
-                self._count_empty(answers)
-            break
-        common = {"key": request.key, "uid": request.uid, "prompt": self.prompt.sha256}
-        seconds = {"time": round(start, 3), "seconds": round(time.time() - start, 3)}
-        common |= self.sampling._asdict() | self.root | seconds
+        start, began = time.time(), time.monotonic()
+        wanted = self.estimate(request, len(samples))
+        body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
+        try:
+            answer = await self.channel.ask("chat/completions", body, wanted)
+        except EndpointError as error:
+            self.channel.stop(error)
+            return []
+        except http.Failure as failure:
+            final = failure.status in http.FINAL
+            if final and len(samples) > 1:  # n may be unsupported
+                return await self._ask(request, samples[:1], alone=True)
+            self.channel.count(failure.line)
+            lost: dict[str, Any] = {"status": "failed", "final": final, "error": failure.line}
+            answers = [lost] * len(samples)
+        else:
+            choices = http.choices_of(answer)
+            if not answer["choices"]:
+                choices *= len(samples)
+            elif alone or len(choices) < len(samples):  # fewer than requested
+                self.per_request = 1
+            answers = [_taken(choice, answer.get("model")) for choice in choices]
+            lacking = "" if any("text" in a for a in answers) else answers[0]["error"]
+            self.channel.count(lacking, f"{lacking}. Raise --answer-tokens or --solve-tokens")
+        for record in answers:
+            if status := record.get("empty"):
+                self.empty.setdefault(status, []).append(request.uid)
+        source = {"key": request.key, "uid": request.uid, "prompt": self.prompt.sha256}
+        timing = {"time": round(start, 3), "seconds": round(time.monotonic() - began, 3)}
+        common = {**source, **timing, **self.sampling._asdict(), **self.root}
         pairs = zip(samples, answers, strict=False)
         records = [common | {"sample": sample} | answer for sample, answer in pairs]
+        spent = self.channel.budget.spent
+        used, self.recorded = spent.plus(self.recorded, -1), spent
         records[0]["used"] = list(used[:3])
         return records
 
-    def _count_empty(self, answers: list[dict[str, Any]]) -> None:
-        """Stop if answers stay without text, as when thoughts use up the limit of tokens."""
-        self.empty = self.empty + 1 if all(a.get("empty") for a in answers) else 0
-        if self.empty >= http.EQUAL_FAILURES:
-            why = f"{self.empty} answers in a row are {answers[0]['error']}"
-            self.channel.stop(
-                http.RefusedError(f"{why}: raise --answer-tokens (of a solver: --solve-tokens)")
-            )
 
-    async def _attempt(self, body: Any, wanted: Spending) -> tuple[dict[str, Any], Spending]:
-        """Send one request and return the answer with what it used. Raises http.Failure."""
-        answer = await http.fetch(self.client, "chat/completions", body)
-        choices = answer.get("choices")
-        listed = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
-        if not listed or [c for c in listed if isinstance(c.get("message"), dict)] != choices:
-            raise http.Failure(f"not a chat completion: {json.dumps(answer)[:160]}")
-        for choice in listed:
-            http.check_end(choice.get("finish_reason"))
-        return answer, http.used_tokens(answer, wanted, self.endpoint)
-
-
-def _taken(choice: dict[str, Any], model: str | None) -> dict[str, Any]:
+def _taken(choice: tuple[str, str, str], model: str | None) -> dict[str, Any]:
     """Return the record of one choice; an empty text is a final failure, not retried."""
-    text, finish = choice["message"].get("content"), choice.get("finish_reason")
-    if isinstance(text, str) and text.strip():
+    text, finish, missing = choice
+    if text.strip():
         return {"status": "answer", "text": text, "finish": finish, "answered_by": model}
-    return {"status": "failed", "final": True, "empty": True, "error": f"an empty text ({finish})"}
+    return {
+        "status": "failed",
+        "final": True,
+        "empty": missing,
+        "error": f"an empty text ({finish})",
+    }

@@ -1,5 +1,6 @@
 """Requests to an endpoint: real HTTP, with what goes wrong on it."""
 
+import gzip
 import math
 import os
 import signal
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
-from prompt_aug.endpoint.client import Endpoint, RefusedError
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
 from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling, Store
@@ -29,8 +31,8 @@ Script = Callable[[int, dict[str, Any]], Reply]
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backoff starts at half a second; a Retry-After of the server stays."""
-    monkeypatch.setattr("prompt_aug.endpoint.client.FIRST_WAIT", 0.01)
-    monkeypatch.setattr("prompt_aug.endpoint.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
 
 
@@ -138,11 +140,10 @@ def test_retry_after_in_seconds_or_as_a_date(status: int, as_date: bool, tmp_pat
 
 
 def test_a_server_that_names_an_hour_is_left_to_the_next_run(tmp_path: Path) -> None:
-    """And so are all other requests, which would be refused too."""
     with serving(always(Reply({}, 429, {"retry-after": "3600"}))) as endpoint:
-        with pytest.raises(RefusedError, match="asks to wait 3600 s"):
+        with pytest.raises(EndpointError, match="8 equal failures in a row: status 429"):
             ask(tmp_path, endpoint.url, requests(20), concurrency=4)
-        assert len(endpoint.bodies) <= 4
+        assert len(endpoint.bodies) <= 8 + 4
     with serving(answer) as endpoint:
         assert len(ask(tmp_path, endpoint.url, requests(1)).answers) == 1
 
@@ -154,24 +155,28 @@ HTML = {"content-type": "text/html"}
     ("reply", "error"),
     [
         (Reply({}, status=500), "status 500"),
-        (Reply(b"<html>\n<h1>Bad gateway</h1>", headers=HTML), "text/html: <html>"),
+        (Reply(b"<html>\n<h1>Bad gateway</h1>", headers=HTML), "not a JSON object: <html>"),
         (Reply(hang_up=True), "ProtocolError"),
         (Reply(chat(["x" * 500]), cut=100), "ProtocolError"),
-        (Reply(chat(["x"]), delay=1.0), "no response in time"),
+        (Reply(chat(["x"]), delay=2.0), "no response in 0.6 s"),
         (Reply(b"{broken"), "{broken"),
-        (Reply({"choices": []}), 'not a chat completion: {"choices": []}'),
-        (Reply({"choices": [{"text": "x"}]}), "not a chat completion"),
-        (Reply({"error": "none"}), "not a chat completion"),
+        (Reply({"choices": None}), 'not a completion: {"choices": null}'),
+        (Reply({"error": "none"}), "not a completion"),
         (Reply([1]), "[1]"),
-        (Reply(chat(["half an"], finish="abort")), "finish_reason abort"),
-        (Reply(chat(["half an"], finish=None)), "finish_reason None"),
+        (Reply(chat(["half an"], finish="abort")), "half an answer"),
+        (Reply(chat(["x"]), pause=0.1), "no response in 0.6 s"),
+        (Reply(b" " * 2**20), "more than 100000 bytes"),
+        (Reply(b" " * 2**20, status=500), "more than 100000 bytes"),
+        (Reply(gzip.compress(b" " * 2**27), headers={"content-encoding": "gzip"}), "gzip"),
+        (Reply({}, 307, {"location": "http://127.0.0.1:1/v1"}), "status 307"),
     ],
 )
 def test_a_failure_is_recorded_and_retried_by_the_next_run(
-    reply: Reply, error: str, tmp_path: Path
+    reply: Reply, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("prompt_aug.endpoint.client.MOST_BYTES", 100_000)
     with serving(always(reply)) as endpoint:
-        store = ask(tmp_path, endpoint.url, requests(2), timeout=0.2, retries=1)
+        store = ask(tmp_path, endpoint.url, requests(2), timeout=0.6, retries=1)
     assert not store.answers
     assert len(store.failures) == 2
     assert all(error in record["error"] for record in store.failures.values())
@@ -179,6 +184,56 @@ def test_a_failure_is_recorded_and_retried_by_the_next_run(
     with serving(answer) as endpoint:
         assert len(ask(tmp_path, endpoint.url, requests(2)).answers) == 2
     assert not Store(tmp_path).failures
+
+
+def without(key: str) -> dict[str, Any]:
+    made = chat(["x"])
+    del made["choices"][0]["message"][key]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (Reply({"choices": [], "prompt_feedback": {"block_reason": "SAFETY"}}), "no_choices"),
+        (Reply({"choices": [{"message": None, "finish_reason": "stop"}]}), "no_content"),
+        (Reply(without("content")), "no_content"),
+        (Reply(chat([""], finish="content_filter")), "content_filter"),
+        (Reply(chat([""], finish=None)), "no_finish_reason"),
+        (
+            Reply({"error": {"message": "filtered", "code": "content_filter"}}, 400),
+            "content_filter",
+        ),
+        (Reply({"error": {"message": "maximum context length"}}, 400), "prompt_too_long"),
+        (Reply({"error": {"message": "prompt is too long"}}, 422), "prompt_too_long"),
+        (Reply({}, 413), "prompt_too_long"),
+        (Reply({"error": {"message": "flagged by moderation"}}, 403), "content_filter"),
+    ],
+)
+def test_a_question_without_an_answer_is_named_and_not_requested_again(
+    reply: Reply, status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = requests(3, samples=2)
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        return reply if "question 1" in str(body) else answer(number, body)
+
+    with serving(script) as endpoint:
+        ask(tmp_path, endpoint.url, wanted)
+        asked = len(endpoint.bodies)
+        store = ask(tmp_path, endpoint.url, wanted)
+        assert len(endpoint.bodies) == asked <= 4
+    assert f"2 responses: {status} (questions u1)" in capsys.readouterr().err
+    assert {record["empty"] for record in store.failures.values()} == {status}
+    assert [store.responses(request)[0] != "" for request in wanted] == [True, False, True]
+    assert not store.failed(wanted)
+
+
+@pytest.mark.parametrize("finish", ["eos_token", "stop_sequence"])
+def test_other_names_of_stop(finish: str, tmp_path: Path) -> None:
+    with serving(always(Reply(chat(["x"], finish=finish)))) as endpoint:
+        (record,) = ask(tmp_path, endpoint.url, requests(1)).answers.values()
+    assert record["finish"] == "stop"
 
 
 def test_one_burst_of_refusals_is_one(tmp_path: Path) -> None:
@@ -198,7 +253,7 @@ def test_one_burst_of_refusals_is_one(tmp_path: Path) -> None:
 def test_a_model_that_never_comes_to_its_answer_ends_the_run(tmp_path: Path) -> None:
     with (
         serving(always(Reply(chat([""])))) as endpoint,
-        pytest.raises(RefusedError, match=r"8 answers in a row are an empty text.*--answer-tokens"),
+        pytest.raises(EndpointError, match=r"8 equal failures.*an empty text.*--answer-tokens"),
     ):
         ask(tmp_path, endpoint.url, requests(20), concurrency=1)
     assert len(endpoint.bodies) == 8
@@ -212,7 +267,7 @@ def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
 
     def script(number: int, body: dict[str, Any]) -> Reply:
         if "question 0" in str(body):
-            return Reply({"error": {"message": "too long"}}, status=400)
+            return Reply({"error": {"message": "no top_p"}}, status=400)
         return Reply(chat(["x", "", "y"]))
 
     wanted = requests(3, samples=3)
@@ -258,7 +313,7 @@ def test_an_endpoint_that_gives_one_response_at_a_time(refuses: bool, tmp_path: 
 )
 def test_what_no_retry_mends_ends_the_run_at_once(reply: Reply, told: str, tmp_path: Path) -> None:
     with serving(lambda n, b: reply if n >= 3 else answer(n, b)) as endpoint:
-        with pytest.raises(RefusedError, match=told) as caught:
+        with pytest.raises(EndpointError, match=told) as caught:
             ask(tmp_path, endpoint.url, requests(50), concurrency=2)
         assert len(endpoint.bodies) <= 3 + 2, "at most what was in flight"
     assert "secret" not in str(caught.value)
@@ -331,30 +386,40 @@ def test_a_known_model_has_a_price() -> None:
 )
 def test_equal_failures_in_a_row_end_the_run(reply: Reply, tmp_path: Path) -> None:
     with serving(always(reply)) as endpoint:
-        with pytest.raises(RefusedError, match=r"8 equal failures.*cuda out of memory"):
+        with pytest.raises(EndpointError, match=r"8 equal failures.*cuda out of memory"):
             ask(tmp_path, endpoint.url, requests(50), retries=0, concurrency=2)
         assert len(endpoint.bodies) <= 8 + 2
 
 
-def test_too_many_requests_lower_the_concurrency(tmp_path: Path) -> None:
-    """The server takes one request at a time, and answers all others with 429."""
-    budget = Budget()
+def test_a_clock_that_jumps_back_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.time
+
+    def jump() -> None:
+        monkeypatch.setattr(time, "time", lambda: clock() - 3600)
 
     def script(number: int, body: dict[str, Any]) -> Reply:
-        full = endpoint.in_flight > 1
-        return Reply({}, status=429) if full else Reply(chat(["x"]), delay=0.01)
+        if number:
+            return answer(number, body)
+        threading.Timer(0.5, jump).start()  # while the client waits
+        return Reply({}, 429, {"retry-after": "1"})
 
     with serving(script) as endpoint:
-        store = ask(tmp_path, endpoint.url, requests(30), budget, concurrency=8, retries=0)
-        held = len(endpoint.bodies) - 30
-    assert len(store.answers) == budget.spent.requests == 30
-    assert 0 < held < 60, "fewer than with eight at a time"
+        assert len(ask(tmp_path, endpoint.url, requests(2), concurrency=1).answers) == 2
 
 
-def test_a_signal_ends_the_retries(tmp_path: Path) -> None:
+def test_a_signal_ends_the_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prompt_aug.rephrase.generate.client.STOP_SECONDS", 0.5)
     sent = time.monotonic()
+
+    def interrupt() -> None:
+        while len(endpoint.bodies) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with serving(always(Reply({}, 503, {"retry-after": "50"}))) as endpoint:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         with pytest.raises(EndedBySignalError, match="0 responses are kept"):
             ask(tmp_path, endpoint.url, requests(3), concurrency=2)
         assert len(endpoint.bodies) == 2
