@@ -2,7 +2,7 @@
 
 Prints the memory of a GPU, rollout waves, the size of a checkpoint and hours, by the formulas of
 recipe/preflight/estimate.py. Starts nothing and loads no model: the shape comes from a local
-config.json, recipe/preflight/shapes.json or the cache of Hugging Face. The hours depend on
+config.json, recipe/config/shapes.json or the cache of Hugging Face. The hours depend on
 --mean-response, --mfu and --traffic; what a GPU showed of them is in examples/SIZES.md. What breaks
 first on the way to 100 nodes: recipe/preflight/GROWTH.md.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from prompt_aug.base.commands import at_least, make_parser, run
 from prompt_aug.base.errors import UsageError
 from recipe.config.compose import compose_config
+from recipe.config.shapes import GPUS, shape_of
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
 from recipe.preflight.estimate import MFU, TRAFFIC, Work, work_of
-from recipe.preflight.shapes import GPUS, shape_of
 
 GIB = 2**30
 

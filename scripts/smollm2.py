@@ -12,14 +12,17 @@ import argparse
 import csv
 import json
 import re
+import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, normalise, write_parquet
 from prompt_aug.templates import render
@@ -139,23 +142,29 @@ def write_tokenizer(out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(
+        "python scripts/smollm2.py",
+        __doc__,
+        example="python scripts/smollm2.py model models/smollm2",
     )
-    parser.add_argument("what", choices=("model", "data", "solved"))
-    parser.add_argument("out", type=Path)
-    parser.add_argument("svamp", type=Path, nargs="?")
-    given = parser.parse_args()
+    parser.add_argument("what", choices=("model", "data", "solved"), help="to make")
+    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument("svamp", type=Path, nargs="?", help="a clone of arkilpatel/SVAMP")
+    given = parser.parse_args(arguments)
+    return run("smollm2", lambda: make(given), interrupted="run it again")
+
+
+def make(given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "model":
         write_model(given.out)
     elif given.svamp is None or not (given.svamp / "SVAMP.json").is_file():
-        parser.error(f"{given.svamp}: no SVAMP.json. Name a clone of arkilpatel/SVAMP.")
+        raise UsageError(f"{given.svamp}: no SVAMP.json in it. Name a clone of arkilpatel/SVAMP.")
     else:
         write = write_data if given.what == "data" else write_solved
         write(given.svamp / "data", given.out)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

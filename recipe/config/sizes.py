@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.preflight.shapes import Shape, known_shape
+from recipe.config.shapes import Shape, known_shape
 from recipe.run.environment import ENGINE_THREADS
 
 BASE = 6.0e9  # measured with the toy model, whose own part is under 0.1e9 (examples/LOG.md)

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import write_json
 from recipe.config.compose import compose_config
-from recipe.preflight.shapes import known_shapes
+from recipe.config.shapes import known_shapes
 from recipe.toy import build
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"

@@ -12,10 +12,10 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
+from recipe.config.shapes import GPUS, known_shape
 from recipe.preflight.data import limit_steps, limited, load_tokenizer, paths_of, prepare_data
 from recipe.preflight.estimate import run_hours, saved_bytes, work_of
 from recipe.preflight.rules import Setup
-from recipe.preflight.shapes import GPUS, known_shape
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
 from recipe.run.folder import read_metrics

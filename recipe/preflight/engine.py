@@ -7,9 +7,9 @@ from omegaconf import OmegaConf
 
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
+from recipe.config.shapes import known_shape
 from recipe.preflight import keys
 from recipe.preflight.rules import SHORT, Check, Rule, Setup, table
-from recipe.preflight.shapes import known_shape
 
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 TABLE = table("engine")

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from recipe.config.shapes import Gpu, Shape
 from recipe.preflight.engine import HEADS, ROWS, TENSOR, micro_batches
 from recipe.preflight.lora import adapter_size
 from recipe.preflight.rules import Setup, refuse
-from recipe.preflight.shapes import Gpu, Shape
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024

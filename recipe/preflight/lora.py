@@ -1,7 +1,7 @@
 """Rules about LoRA: what verl 0.9.1 trains, and how its engine gets the weights."""
 
+from recipe.config.shapes import Shape
 from recipe.preflight.rules import Check, Rule, Setup, table
-from recipe.preflight.shapes import Shape
 
 # Linear layers of the decoders that `Shape` knows, by their names in transformers.
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

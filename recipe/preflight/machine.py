@@ -9,10 +9,10 @@ from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
 from recipe.config import sizes
+from recipe.config.shapes import known_shape
 from recipe.preflight.engine import HEADS
 from recipe.preflight.estimate import saved_bytes
 from recipe.preflight.rules import Check, Rule, Setup, is_missing
-from recipe.preflight.shapes import known_shape
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from recipe.preflight.shapes import Shape, shape_of
+from recipe.config.shapes import Shape, shape_of
 from recipe.run.folder import read_config, read_metrics
 
 EXAMPLE = "--model models/smollm2-warm --data data/smollm2/train.parquet"
@@ -41,11 +41,11 @@ def product_rate(shape: Shape, dtype: torch.dtype, rows: int, rounds: int) -> fl
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--model", required=True, help="a folder")
     parser.add_argument("--data", required=True, help="a .parquet of questions")
-    parser.add_argument("--example", default="smollm2")
+    parser.add_argument("--example", default="smollm2", help="whose settings are used")
     parser.add_argument("--steps", type=int, default=3, help="the first is not counted")
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100, help="of the products")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_model"), help="the run")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the training")
     given = parser.parse_intermixed_args(arguments)
     command = [sys.executable, "-m", "recipe.train", given.example, f"recipe.run_dir={given.out}"]
     command += [f"recipe.model_path={given.model}", f"data.train_files=[{given.data}]"]

@@ -10,12 +10,12 @@ from tiny_lora import RANK, tuned
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from recipe import plan as command
+from recipe.config.shapes import GPUS, shape_of
 from recipe.errors import ConfigError
 from recipe.preflight import estimate
 from recipe.preflight.estimate import Work
 from recipe.preflight.lora import LAYERS
 from recipe.preflight.rules import SHORT
-from recipe.preflight.shapes import GPUS, shape_of
 
 PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")

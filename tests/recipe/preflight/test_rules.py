@@ -21,13 +21,13 @@ from verl.workers.config import FSDPActorConfig
 from prompt_aug.base.files import write_json
 from recipe.config.compose import is_open
 from recipe.config.schema import KLType
+from recipe.config.shapes import known_shapes
 from recipe.errors import ConfigError
 from recipe.preflight import checks, rules
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, REJECTIONS
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.lora import LAYERS, adapted
 from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
-from recipe.preflight.shapes import known_shapes
 from recipe.preflight.stack import STACK
 from recipe.trainer import task_runner
 
