@@ -204,6 +204,8 @@ def test_every_method_has_an_example_and_a_readme_with_its_commands() -> None:
 def test_an_example_would_start(name: str) -> None:
     config = composed(name)
     validate(config)
+    assert config.trainer.save_freq > 0, "export, sweep and report would show the start model alone"
+    assert config.trainer.test_freq > 0 or name == "math_smoke"
     assert config.trainer.device == ("cuda" if name in (*METHODS, "lora") else "cpu")
     if config.trainer.device == "cpu":
         return

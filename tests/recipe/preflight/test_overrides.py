@@ -104,3 +104,18 @@ def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
     with pytest.raises(ConfigError, match="augment"):
         show.notes("ta_grpo", ["method=prompt_aug"])
     assert len(show.notes("grpo", ["method=cispo"])) == 1  # a KL term, as its baseline has
+
+
+def test_prompts_that_only_the_evaluation_needs_are_missed_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for example in ("toy", "ta_grpo", "prompt_aug"):
+        compose_config(example, [])
+        assert show.evaluation_prompts() == []
+    compose_config("cw_grpo", [])
+    (note,) = show.evaluation_prompts()
+    assert note.startswith("data/published/cw_grpo.json: missing") and "git clone" in note
+    (tmp_path / "data" / "published").mkdir(parents=True)
+    (tmp_path / "data" / "published" / "cw_grpo.json").touch()
+    assert show.evaluation_prompts() == []
