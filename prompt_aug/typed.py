@@ -225,11 +225,15 @@ def _fields(checker: TypeAdapter[Any], place: list[int | str]) -> list[str]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return ``, did you mean X?`` or nothing; a key with the same last part comes first."""
+    """Return ``, did you mean X?`` or nothing; a key with the same last part comes first.
+
+    Upper and lower case count as equal.
+    """
     known, last = list(known), name.rpartition(".")[2]
     same = [k for k in known if "." in name and k.rpartition(".")[2] == last]
-    near = difflib.get_close_matches(name, same or known, n=1, cutoff=0 if same else 0.6)
-    return f", did you mean {near[0]}?" if near else ""
+    by_lower = {k.lower(): k for k in same or known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0 if same else 0.6)
+    return f", did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def shown(value: Any) -> str:

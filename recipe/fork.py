@@ -82,7 +82,10 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         checkpoint = source.checkpoint(step)
         if why := checkpoints.damage(checkpoint):
             known = ", ".join(map(str, checkpoints.saved_steps(source.checkpoints))) or "none"
-            raise ConfigError(f"--step={step}: {checkpoint} is not whole: {why}. Saved are {known}")
+            raise ConfigError(
+                f"--step={step}: {checkpoint} cannot be used: {why}. Name one of the saved steps: "
+                f"{known}."
+            )
         changed = [
             f"{key}={after}"
             for x in rollbacks.records(source.root)

@@ -67,18 +67,28 @@ def memory_lines(work: Work) -> list[str]:
     return lines
 
 
-def hour_lines(work: Work) -> list[str]:
+def hour_lines(work: Work, sweep: int = 0) -> list[str]:
+    """Return the lines on time; with `sweep` responses also that of evaluating a checkpoint."""
     seconds, hours = estimate.step_seconds(work), estimate.run_hours(work)
+    engine = dataclasses.replace(work, gpus=work.tensor_parallel)
+    tested = estimate.rollout_seconds(sweep, engine) / 3600
+    line = f"sweep          a checkpoint, {sweep:,} responses: {tested:.1f} h on {engine.gpus} GPU"
     parts = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
     return [
         f"step           {sum(seconds.values()):.0f} s: {parts}",
         f"run            {work.steps} steps and {work.validations} validations of "
         f"{work.validation} responses: {hours:.1f} h, {hours * work.gpus:.0f} GPU hours",
+        *([line] if sweep else []),
         f"assumed        mean prompt {work.mean_prompt}, mean response {work.mean_response} "
         f"tokens, {work.mfu:.0%} of the peak in the actor, {work.traffic:.0%} of the "
         f"bandwidth in the engine, {work.overhead:.0f} s of a step besides, no time for "
         "offloading; what a GPU showed of these: examples/SIZES.md",
     ]
+
+
+def gpu_name(text: str) -> str:
+    """Return the first GPU whose name begins with `text`."""
+    return next((name for name in GPUS if name.startswith(text.lower())), text)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,9 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("example", help="a folder in examples/, or the path of one")
     add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="hydra overrides")
     add("--gpus", type=int, help="default: trainer.nnodes x trainer.n_gpus_per_node")
-    add("--gpu", choices=list(GPUS), default="h100-80", help="what each of them is")
+    add("--gpu", choices=list(GPUS), default="h100-80", type=gpu_name,
+        help="what each of them is, or the beginning of a name")  # fmt: skip
     add("--mean-response", type=int, help="tokens; default: half of the longest response")
     add("--validation", type=int, default=500, help="responses of one validation")
+    add("--sweep", type=int, default=0, metavar="RESPONSES",
+        help="questions x samples of an evaluated checkpoint: estimate its hours")  # fmt: skip
     add("--mfu", type=float, default=MFU, help="share of the peak FLOP/s in an update")
     add("--traffic", type=float, default=TRAFFIC, help="of the bandwidth in generation")
     options = parser.parse_intermixed_args(arguments)
@@ -101,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
 def plan(options: Namespace) -> int:
     """Print the plan; returns 1 where the run does not fit."""
     at_least(1, options, "gpus", "mean_response")
-    at_least(0, options, "validation")
+    at_least(0, options, "validation", "sweep")
     for name in ("mfu", "traffic"):
         if not 0 < getattr(options, name) <= 1:
             raise UsageError(f"--{name}={getattr(options, name)}: not above 0 and at most 1")
@@ -120,7 +133,7 @@ def plan(options: Namespace) -> int:
     work = dataclasses.replace(work, mean_response=mean, **assumed)
     lines = memory_lines(work)
     if estimate.at_once(work):
-        lines += hour_lines(work)
+        lines += hour_lines(work, options.sweep)
     print(f"{options.example}: {config.recipe.model_path} on {work.gpus} x {options.gpu}")
     print("\n".join(lines))
     return int(any(line.startswith("NO ") for line in lines))

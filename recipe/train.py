@@ -15,6 +15,7 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,17 +38,20 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
 
     with Progress("recipe.train: checks"):
         config = compose_config(example, overrides)
-        notes = show.notes(example, overrides)
+        notes = [*show.evaluation_prompts(), *show.notes(example, overrides)]
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
         from recipe.preflight.checks import check, prepare
+        from recipe.preflight.dry_run import describe, rehearse
+        from recipe.toy import build as toy
 
         prompts = check(config, here=not dry_run)
+        if toy.is_missing(config) and not dry_run:  # before minutes of teaching
+            with tempfile.TemporaryDirectory() as scratch:
+                rehearse(config, prompts, Path(scratch))
     for why in notes:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     if dry_run:
-        from recipe.preflight.dry_run import describe
-
         print(describe(config, prompts))
         return 0
     folder = RunFolder(Path(config.recipe.run_dir))

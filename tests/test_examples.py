@@ -215,6 +215,8 @@ STARTED = sorted({*NAMES, *COMMAND.values()})
 def test_an_example_would_start(name: str) -> None:
     config = composed(*name.split())
     validate(config)
+    assert config.trainer.save_freq > 0, "export, sweep and report would show the start model alone"
+    assert config.trainer.test_freq > 0
     if config.trainer.device == "cpu":
         return
     for path in {*config.data.train_files, *config.data.val_files}:

@@ -61,7 +61,7 @@ from prompt_aug.questions import (
     read_all,
 )
 from prompt_aug.templates.rendering import Shots
-from prompt_aug.typed import Part, Positive, Record, Several, Text, parse_typed, read_typed
+from prompt_aug.typed import Part, Positive, Record, Several, Text, closest, parse_typed, read_typed
 from recipe.run.evaluation import BenchmarkRequest, Samples
 
 FOLDER = Path(__file__).parent
@@ -153,8 +153,9 @@ def parse_request(text: str) -> BenchmarkRequest:
     match = re.fullmatch(r"(?P<name>\w[\w.-]*)=(?P<path>.+?)(:(?P<samples>\d+))?", text)
     if match is None:
         raise EvaluationError(
-            f"benchmark {text!r}: write NAME=PATH or NAME=PATH:SAMPLES (a name has letters, "
-            f"digits, . _ -), or a known name: {', '.join(known_benchmarks())}"
+            f"benchmark {text!r}{closest(text, known_benchmarks()) or ':'} Write NAME=PATH or "
+            "NAME=PATH:SAMPLES (a name has letters, digits, . _ -), or a known name: "
+            f"{', '.join(known_benchmarks())}"
         )
     given = {**match.groupdict(), "samples": match["samples"] and int(match["samples"])}
     return parse_typed(given, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
@@ -185,7 +186,10 @@ def load(
     if path is not None and path.suffix in (".yaml", ".yml"):
         known, path = read_benchmark(path), None
     if known is None and path is None:
-        raise EvaluationError(f"unknown benchmark {name!r}; known: {', '.join(known_benchmarks())}")
+        raise EvaluationError(
+            f"unknown benchmark {name!r}{closest(name, known_benchmarks()) or ':'} Known are "
+            f"{', '.join(known_benchmarks())}"
+        )
     benchmark = known or Benchmark(questions=1, file=str(path))
     source = str(path or benchmark.file or f"hub:{benchmark.hub}")
     rows = _questions(name, path, benchmark)

@@ -97,7 +97,10 @@ def published(options: argparse.Namespace) -> int:
     write_json(Path(options.out), found)
     same = digest(found) == DIGESTS[name]
     print(f"{options.out}: {len(found)} prompts of {name}, sha256 {digest(found)}")
-    print("the prompts compared with" if same else "NOT the prompts compared with")
+    print(
+        f"These are {'' if same else 'NOT '}the prompts that this project was compared with: their "
+        f"digest is {'the' if same else 'not the'} recorded one."
+    )
     return 0
 
 

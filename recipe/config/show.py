@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from prompt_aug.templates.published import how_to_make
 from prompt_aug.typed import shown
 from recipe.config.compose import (
     CONFIG,
@@ -26,6 +29,8 @@ from recipe.config.compose import (
     verl_config,
 )
 from recipe.errors import ConfigError
+
+PRESETS = EXAMPLES.parent / "eval" / "presets.yaml"
 
 
 def examples_and_methods() -> str:
@@ -75,6 +80,18 @@ def overruled(example: str, overrides: list[str]) -> dict[str, str]:
         for key, value in wanted.items()
         if value != "?" and final[key][0] != value and final[key][1] != "command line"
     }
+
+
+def evaluation_prompts() -> list[str]:
+    """Return a note if the evaluation of `published` needs prompts that are missing here.
+
+    `published` is that of the configuration composed last.
+    """
+    preset = f"paper_{HydraConfig.get().runtime.choices.get('published')}"
+    bank = Path(yaml.safe_load(PRESETS.read_text("utf-8")).get(preset, {}).get("bank") or "")
+    if bank.suffix != ".json" or bank.exists():
+        return []
+    return [f"{bank}: missing, and eval.sweep --preset {preset} needs it.{how_to_make(bank)}"]
 
 
 def notes(example: str, overrides: list[str]) -> list[str]:

@@ -50,6 +50,8 @@ def find(run: Path) -> tuple[Sources, list[str]]:
             notes.append(f"{path} is ignored: {TRACKER} does not reach it ({latest}), so not whole")
         elif step:
             sources[step] = path / "actor"
+    if len(sources) == 1:
+        notes.append(f"note: {run} has no saved step, so the start model alone is exported")
     return sources, notes
 
 

@@ -69,11 +69,8 @@ def check(config: DictConfig, *, here: bool = True) -> Prompts:
     with open_dict(config):
         config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
         config.recipe.run_dir = str(Path(config.recipe.run_dir).resolve())
-    built, count = None, 0
-    if config.recipe.toy.enable:
-        built = toy.attach(config)
-        count = toy.settings_of(config, prompts.bank).world.questions.train
-    setup = Setup(config, built=built, world_questions=count, here=here)
+    built = toy.attach(config) if config.recipe.toy.enable else None
+    setup = Setup(config, built=built, here=here)
     refuse([check for checks in PLACE.values() for check in checks], setup)
     return prompts
 
@@ -83,7 +80,7 @@ def prepare(config: DictConfig, prompts: Prompts) -> None:
     folder = RunFolder(Path(config.recipe.run_dir))
     for message in [*carry_out_rollback(config), *repair_checkpoints(config)]:
         print(f"recipe.train: {message}", file=sys.stderr)
-    if config.recipe.toy.enable:
+    if toy.is_missing(config):
         toy.build(config)
     shown = config.copy()  # keeps the user's data files, which `prepare_data` replaces
     report = prepare_data(config, prompts, load_tokenizer(config))

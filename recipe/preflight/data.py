@@ -42,12 +42,16 @@ def templates(s: Setup) -> Iterator[str]:
         "eval.template": [s.config.eval.template],
         "eval.benchmarks": [b.template for b in s.config.eval.benchmarks if b.get("template")],
     }
+    unknown: dict[str, list[str]] = {}
     for key, names in listed.items():
-        if unknown := [name for name in names if name not in s.bank.names]:
-            yield (
-                f"{key}={unknown[0]}: no template '{unknown[0]}' in the bank. Use one of "
-                f"{', '.join(s.bank.names)}."
-            )
+        for name in names:
+            if name not in s.bank:
+                unknown.setdefault(name, []).append(f"{key}={name}")
+    for name, settings in unknown.items():
+        yield (
+            f"{' and '.join(settings)}: no template '{name}' in the bank. Use one of "
+            f"{', '.join(s.bank.names)}."
+        )
 
 
 PROMPTS: list[Check] = [
@@ -82,7 +86,7 @@ PROMPTS: list[Check] = [
 
 
 def files(s: Setup) -> Iterator[str]:
-    """The model and the data files exist; the user's files beside a toy world can be read."""
+    """The model and the data files exist."""
     model, found = s.model.path, []
     if not model:
         found.append("recipe.model_path: not set. Name a model folder or a hub id.")
@@ -92,21 +96,14 @@ def files(s: Setup) -> Iterator[str]:
     for key in SPLITS:
         if not paths_of(s.data[key]):
             found.append(f"data.{key}: not set. Name a parquet file of questions.")
+        held_out = " Or hold out questions of your own: prepare them with --validation N."
+        remedy = held_out if key == "val_files" else ""
         found += [
-            f"data.{key}={path}: no such file. Make one: `{command_for(path)}`."
+            f"data.{key}={path}: no such file. Make it: `{command_for(path)}`.{remedy}"
             for path in own[key]
             if not Path(path).exists()
         ]
     yield from found
-    if s.built is None or found:
-        return  # without a toy world all is read right after the checks
-    rows = {key: sum(len(read_rows(path, key)) for path in own[key]) for key in SPLITS}
-    if not s.is_built(model):
-        load_tokenizer(s.config)
-    if s.recipe.one_question is None:
-        made = len(own["train_files"]) < len(paths_of(s.data.train_files))
-        # Questions that are too long are not dropped yet: `prepare_data` counts once more.
-        yield from too_few(rows["train_files"] + s.world_questions * made, s)
 
 
 def model_folder(model: str) -> Iterator[str]:

@@ -4,16 +4,18 @@ import dataclasses
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
+from prompt_aug.templates import load_bank
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
 from recipe.config.shapes import GPUS, known_shape
-from recipe.preflight.data import limit_steps, limited, load_tokenizer, paths_of, prepare_data
+from recipe.preflight.data import SPLITS, limited, load_tokenizer, paths_of, prepare_data
 from recipe.preflight.estimate import run_hours, saved_bytes, work_of
 from recipe.preflight.rules import Setup
 from recipe.run import checkpoints as saved_checkpoints
@@ -29,8 +31,12 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
 
     Reads the questions as the run would; writes nothing but a temporary folder.
     """
-    asked = questions(config, prompts)  # first: it may lower the number of steps, as a run does
-    actor, steps = config.actor_rollout_ref.actor, int(config.trainer.total_training_steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        trial, report = rehearse(config, prompts, Path(scratch))
+        question = read_parquet(trial.data.train_files[0])[0]
+        name = (config.recipe.augment.templates or prompts.bank.names)[0]
+        prompt = prompts.render(name, question.text, load_tokenizer(trial), question.system)
+    actor, steps = config.actor_rollout_ref.actor, int(trial.trainer.total_training_steps)
     saved = saved_checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
     groups, size = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     updates = groups // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs)
@@ -45,7 +51,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "templates": templates(config.recipe.augment, prompts),
         "reward": reward(config.recipe.reward),
         "learning rate": learning_rate(actor.optim),
-        "questions": asked,
+        "questions": questions(report, Setup(config)),
         "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
         f"{groups * size * max(0, steps - saved):,} to come, of at most "
@@ -56,21 +62,29 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         **({"memory": memory(config)} if config.trainer.device == "cpu" else {}),
     }
     width = max(map(len, lines))
-    told = [f"{name:<{width}}  {value}" for name, value in lines.items()]
-    if world_is_made(config):
-        question = read_parquet(paths_of(config.data.train_files)[0])[0]
-        name = (config.recipe.augment.templates or prompts.bank.names)[0]
-        prompt = prompts.render(name, question.text, load_tokenizer(config), question.system)
-        told += [f"first prompt, template {name}:", prompt.shown()]
-    return "\n".join(told)
+    told = [f"{key:<{width}}  {value}" for key, value in lines.items()]
+    return "\n".join([*told, f"first prompt, template {name}:", prompt.shown()])
 
 
-def world_is_made(config: DictConfig) -> bool:
-    """Return False if the run first makes a toy world: its start model or a data file."""
-    paths = [*paths_of(config.data.train_files), *paths_of(config.data.val_files)]
-    model = Path(config.actor_rollout_ref.model.path)  # absolute if it belongs to a toy world
-    needed = [*map(Path, paths), *([model] if model.is_absolute() else [])]
-    return not config.recipe.toy.enable or all(path.exists() for path in needed)
+def rehearse(
+    config: DictConfig, prompts: Prompts, scratch: Path
+) -> tuple[DictConfig, dict[str, Any]]:
+    """Prepare the questions in `scratch`; return the changed copy of `config` and the report.
+
+    A toy world that is not built gets its questions and tokenizer there, and no weights.
+    """
+    trial, world = config.copy(), scratch / "world"
+    trial.recipe.run_dir = str(scratch)
+    if toy.is_missing(config):
+        bank = load_bank(config.recipe.augment.bank)
+        toy.write_data(toy.settings_of(config, bank), bank, world)
+        built = str(toy.folder_of(config, bank))
+        model = trial.actor_rollout_ref.model
+        model.path = model.path.replace(built, str(world))
+        for key in SPLITS:
+            paths = paths_of(config.data[key])
+            trial.data[key] = [path.replace(built, str(world)) for path in paths]
+    return trial, prepare_data(trial, prompts, load_tokenizer(trial))
 
 
 def method(config: DictConfig) -> str:
@@ -142,25 +156,10 @@ def memory(config: DictConfig) -> str:
     return told + (tokens if actor.use_dynamic_bsz else "")
 
 
-def questions(config: DictConfig, prompts: Prompts) -> str:
-    """Return how many questions are trained on, or that the toy world is not made yet.
-
-    Lowers ``trainer.total_training_steps`` as `prepare_data` does.
-    """
-    if not world_is_made(config):
-        world = f"the toy world {config.recipe.toy.world}, which the run makes first"
-        if any(Path(path).exists() for path in paths_of(config.data.train_files)):
-            return f"yours, with {world}"
-        rows = toy.settings_of(config, prompts.bank).world.questions.train
-        limit_steps(config, limited(rows, Setup(config)) // config.data.train_batch_size)
-        return f"of {world}"
-    kept = config.recipe.run_dir, config.data.train_files, config.data.val_files
-    with tempfile.TemporaryDirectory() as scratch:
-        config.recipe.run_dir = scratch
-        report = prepare_data(config, prompts, load_tokenizer(config))
-    config.recipe.run_dir, config.data.train_files, config.data.val_files = kept
+def questions(report: dict[str, Any], setup: Setup) -> str:
+    """Return how many questions are trained and validated on."""
     counts = {split: report[split]["questions"] for split in ("train", "test")}
-    counts["train"] = limited(counts["train"], Setup(config))
+    counts["train"] = limited(counts["train"], setup)
     return ", ".join(
         f"{counts[split]} for {use} ({len(report[split]['dropped'])} too long)"
         for split, use in (("train", "training"), ("test", "validation"))

@@ -61,7 +61,7 @@ def gpus(s: Setup) -> Iterator[str]:
     if message and s.here:
         yield message
     elif message:
-        print(f"recipe.train: not on this machine: {message}", file=sys.stderr)
+        print(f"recipe.train: note: not on this machine: {message}", file=sys.stderr)
 
 
 def cpu_memory(s: Setup) -> Iterator[str]:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.prompts import Prompts
-from prompt_aug.templates import Bank, BankError, UnknownTemplateError
+from prompt_aug.templates import Bank, BankError, load_bank
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.compute import group_of
@@ -46,12 +46,10 @@ class Setup:
         config: DictConfig,
         *,
         built: Path | None = None,
-        world_questions: int = 0,
         here: bool = True,
     ) -> None:
         self.config = config
         self.built = built  # folder in which the toy world is or will be made
-        self.world_questions = world_questions  # of its training split
         self.here = here  # False: the run is planned for another machine
         self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
         self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
@@ -87,21 +85,18 @@ class Setup:
         """Return True for a file of the toy world, which may not be made yet."""
         return self.built is not None and Path(path).is_relative_to(self.built)
 
-    @functools.cached_property
+    @property
     def prompts(self) -> Prompts:
-        """The renderer of questions; ConfigError for a missing or malformed bank."""
+        """The renderer of questions, once the templates are checked."""
+        return Prompts.from_config(self.config)
+
+    @functools.cached_property
+    def bank(self) -> Bank:
+        """The templates by name; ConfigError for a missing or malformed bank."""
         try:
-            return Prompts.from_config(self.config)
-        except UnknownTemplateError as error:
-            key = self.named("recipe.augment.validation_template")
-            raise ConfigError(f"{key}: {error}") from error
+            return load_bank(self.recipe.augment.bank, self.recipe.augment.format)
         except BankError as error:
             raise ConfigError(f"{self.named('recipe.augment.bank')}: {error}") from error
-
-    @property
-    def bank(self) -> Bank:
-        """The templates by name."""
-        return self.prompts.bank
 
     @property
     def templates(self) -> list[str]:

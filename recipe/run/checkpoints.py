@@ -82,6 +82,8 @@ def _archive_damage(folder: Path, name: str) -> str | None:
 
 def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
     """Return why a checkpoint cannot be resumed from, or None. `contents`: see `shard_damage`."""
+    if not folder.is_dir():
+        return "there is no such folder"
     if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
         return why
     try:

@@ -68,11 +68,20 @@ def how_to_go_on(config: DictConfig) -> str:
 
 
 def next_commands(config: DictConfig) -> str:
-    """Return the commands that export, evaluate and report a finished run, one per line."""
+    """Return the commands that export, evaluate and report a finished run, one per line.
+
+    Without `eval.benchmarks` the run's own validation questions are evaluated.
+    """
+    if not checkpoints.tracked_step(Path(config.trainer.default_local_dir)):
+        return (
+            f"trainer.save_freq={config.trainer.save_freq}: no step was saved, so there is nothing "
+            "to export or evaluate. Set it above 0: the same command then trains anew."
+        )
     where = Path(config.recipe.run_dir)
     here = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
     run = shlex.quote(str(here))
-    asked = "" if config.eval.benchmarks else " --benchmark math500"
+    own = shlex.quote(f"validation={folder.RunFolder(here).data('test')}")
+    asked = "" if config.eval.benchmarks else f" --benchmark {own}"
     commands = (f"recipe.export {run}", f"eval.sweep {run}{asked}", f"eval.report {run}")
     return "next:\n" + "\n".join(f"  python -m {command}" for command in commands)
 

@@ -105,6 +105,14 @@ def folder_of(config: DictConfig, bank: Bank) -> Path:
     return Path(config.recipe.toy.cache).resolve() / digest(settings_of(config, bank), bank)
 
 
+def is_missing(config: DictConfig) -> bool:
+    """Return True if `config`, after `attach`, names files of a toy world that is not built."""
+    if not config.recipe.toy.enable:
+        return False
+    folder = folder_of(config, load_bank(config.recipe.augment.bank))
+    return str(folder) in str(config) and not (folder / MANIFEST).is_file()
+
+
 def build(config: DictConfig) -> Path:
     """Return the folder of the toy world of `config`; build it unless it is in the cache."""
     bank = load_bank(config.recipe.augment.bank)
@@ -139,16 +147,10 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     from safetensors.torch import load_model
     from transformers.utils.logging import disable_progress_bar
 
-    from recipe.toy.tokenizer import build_tokenizer
     from recipe.toy.warmup import WarmUp, build_model, train
 
     world, seed = settings.world, settings.seed
-    folder.mkdir(parents=True)
-    for split, count in world.questions.model_dump().items():
-        chosen = problems(world, split, count, seed)
-        asked = [to_question(p, split, seed) for p in chosen]
-        write_parquet(asked, folder / f"{split}.parquet")
-    tokenizer = build_tokenizer(corpus(world, bank))
+    tokenizer = write_data(settings, bank, folder)
     model = build_model(tokenizer, seed)
     frames = [bank[name] for name in settings.templates]
     disable_progress_bar()
@@ -164,7 +166,6 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
             loss = train(model, tokenizer, world, taught, frames, warm_up, bar.update)
             seconds = bar.clock() - bar.began
     model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     record = {
         **settings.record(),
         "parameters": model.num_parameters(),
@@ -172,6 +173,20 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
         "seconds": seconds,
     }
     (folder / MANIFEST).write_text(json.dumps(record, indent=2))
+
+
+def write_data(settings: Settings, bank: Bank, folder: Path) -> Any:
+    """Write the questions and the tokenizer of a world into `folder`; return the tokenizer."""
+    from recipe.toy.tokenizer import build_tokenizer
+
+    folder.mkdir(parents=True)
+    for split, count in settings.world.questions.model_dump().items():
+        chosen = problems(settings.world, split, count, settings.seed)
+        asked = [to_question(p, split, settings.seed) for p in chosen]
+        write_parquet(asked, folder / f"{split}.parquet")
+    tokenizer = build_tokenizer(corpus(settings.world, bank))
+    tokenizer.save_pretrained(folder / "model")
+    return tokenizer
 
 
 def demonstrated(world: World, seed: int) -> list[Problem]:
@@ -186,7 +201,10 @@ def demonstrated(world: World, seed: int) -> list[Problem]:
 
 
 def attach(config: DictConfig) -> Path:
-    """Set the missing paths of `config` to those of its toy world; return its folder, unbuilt."""
+    """Set the missing paths of `config` to those of its toy world; return its folder, unbuilt.
+
+    The world's test questions are evaluated only in a run that validates on the world.
+    """
     folder = folder_of(config, load_bank(config.recipe.augment.bank))
     with open_dict(config):
         if config.recipe.model_path is None:
@@ -194,8 +212,8 @@ def attach(config: DictConfig) -> Path:
             config.actor_rollout_ref.model.path = str(folder / "model")
             config.critic.model.path = config.actor_rollout_ref.model.path
         config.data.train_files = config.data.train_files or [str(folder / "train.parquet")]
-        config.data.val_files = config.data.val_files or [str(folder / "validation.parquet")]
-        if not config.eval.benchmarks:
-            path = str(folder / "test.parquet")
-            config.eval.benchmarks = [{"name": "toy_test", "path": path, "samples": 1}]
+        if not config.data.val_files:
+            config.data.val_files = [str(folder / "validation.parquet")]
+            test = {"name": "toy_test", "path": str(folder / "test.parquet"), "samples": 1}
+            config.eval.benchmarks = config.eval.benchmarks or [test]
     return folder

@@ -52,6 +52,8 @@ def test_a_request_is_parsed() -> None:
     for wrong in ("toy", "=x", "toy=", "toy=x:0", "../toy=x", "a/b=x", ".a=x"):
         with pytest.raises(EvaluationError):
             parse_request(wrong)
+    with pytest.raises(EvaluationError, match="did you mean aime24"):
+        parse_request("AIME24")
 
 
 # ------------------------------------------------------------------------- sizes and digests

@@ -104,6 +104,7 @@ class Runner:
         built = build(compose_config("toy", sizes))
         return [
             *("recipe.toy.enable=false", f"recipe.model_path={built / 'model'}"),
+            *("trainer.save_freq=-1", "trainer.test_freq=-1"),
             f"data.train_files=[{built / 'train.parquet'}]",
             f"data.val_files=[{built / 'validation.parquet'}]",
             f"eval.benchmarks=[{{name: toy_test, path: {built / 'test.parquet'}, samples: 1}}]",

@@ -48,6 +48,7 @@ def test_a_good_file_becomes_a_frozen_record(tmp_path: Path) -> None:
         ({"levels": [{"op": "+"}]}, ["levels[0].digits: not set"]),
         ({"levels": [{"op": "+", "digits": 2, "digts": 1}]}, ["levels[0].digts", "digits?"]),
         ({"rat": 1}, ["rat: unknown key", "rate?"]),
+        ({"RATE": 1}, ["RATE: unknown key", "did you mean rate?"]),
         ({"zzz": 1}, ["zzz: unknown key", "Known keys: by_name, levels"]),
         ({"rate": True}, ["rate=true", "number"]),
         ({"rate": float("inf")}, ["rate=inf", "finite"]),

@@ -108,7 +108,7 @@ def test_a_fork_may_have_other_prompts(run: RunFolder, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--step", "7", "NEW"], "--step=7: "),
+        (["--step", "7", "NEW"], "global_step_7 cannot be used: there is no such folder."),
         (["--step", "2", "RUN"], "it exists already"),
         (["--step", "2", "NEW", "data.shuffle=false"], "data.shuffle: "),
         (["--step", "2", "NEW", "recipe.seed=1"], "data.seed: "),
@@ -154,6 +154,6 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     assert resume.repair_checkpoints(config) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
     third = [f"recipe.run_dir={run.root.parent / 'third'}", words[0], words[3]]
-    for path, told in ((run.checkpoint(3), "is missing"), ("null", "RUN/checkpoints")):
+    for path, told in ((run.checkpoint(3), "no such folder"), ("null", "RUN/checkpoints")):
         with pytest.raises(ConfigError, match=told):
             checks.check(compose_config("toy", [*third, f"trainer.resume_from_path={path}"]))

@@ -167,6 +167,9 @@ def test_the_hours_by_hand() -> None:
     # at 1.675 TB/s 3.3769 ms for each of 1,000 tokens; then 2,072 tokens at 1.8432 ms.
     rollouts = estimate.rollout_seconds(1024, WORK)
     assert rollouts == pytest.approx(3.3769 + 3.8192, abs=2e-3)
+    # A sweep in one engine: 1,000 waves of 1,024 sequences, whose 1,000 tokens read 3.0874 GB and
+    # 1,024 x 700 x 28,672 = 20.552 GB each: 14.113 ms.
+    assert "1,024,000 responses: 3.9 h on 1 GPU" in command.hour_lines(WORK, 1_024_000)[2]
     # 1,228,800 tokens x (3.0874e9 + 4 x 16,384 x 1,536 x 28 = 2.8186e9) = 7.2572e15 forward, at
     # 8 x 989e12 x 0.35 = 2.7692e15 per second; the update is four times that.
     seconds = estimate.actor_seconds(WORK)
@@ -207,6 +210,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "7,615,616,512" in said and "prompt_aug: Qwen/Qwen2.5-Math-7B on" in said
     assert command.main(["toy"]) == 1
     assert "recipe.model_path: not set" in capsys.readouterr().err
+    assert command.main(["prompt_aug", "--gpu", "H200", "--sweep", "9"]) == 0
+    said = capsys.readouterr().out
+    assert "8 x h200-141" in said and "a checkpoint, 9 responses" in said
     smallest = "--gpus 1 --mean-response 1 --validation 0 --mfu 1 --traffic 1"
     assert command.main(["prompt_aug", *smallest.split()]) in (0, 1)
 
@@ -246,6 +252,7 @@ def test_pages_have_the_numbers_of_the_command(
         ("--mean-response", "-5", "--mean-response=-5"),
         ("--mean-response", "99999", "--mean-response 99999 is more than data.max_response_length"),
         ("--validation", "-1", "--validation=-1"),
+        ("--sweep", "-1", "--sweep=-1"),
         ("--mfu", "0", "--mfu=0"),
         ("--mfu", "nan", "--mfu=nan"),
         ("--traffic", "2", "--traffic=2"),

@@ -129,7 +129,8 @@ def test_a_checkpoint_that_is_not_finished_is_ignored_with_a_note(
     assert converted == [2, 4]
     assert "global_step_10 is ignored" in capsys.readouterr().err
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").unlink()
-    assert export_jobs.find(run)[0] == {0: None}
+    sources, notes = export_jobs.find(run)
+    assert sources == {0: None} and "has no saved step" in notes[-1]
 
 
 def written(name: str, text: str) -> Callable[[Path], object]:

@@ -26,7 +26,7 @@ from recipe.preflight.resume import (
     same_prompts,
     same_run,
 )
-from recipe.preflight.rules import SHORT, Setup
+from recipe.preflight.rules import SHORT, Setup, messages
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
@@ -279,10 +279,10 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
     built = tmp_path / "toy"
     config.actor_rollout_ref.model.path = str(built / "model")
     config.data.train_files = config.data.val_files = [str(built / "train.parquet")]
-    assert list(data.files(Setup(config, built=built, world_questions=99))) == []
+    assert list(data.files(Setup(config, built=built))) == []
     config.data.val_files = str(tmp_path / "none.parquet")
     (found,) = data.files(Setup(config, built=built))
-    assert found.startswith(f"data.val_files={tmp_path}/none.parquet")
+    assert found.startswith(f"data.val_files={tmp_path}/none.parquet") and "--validation N" in found
 
 
 def test_a_model_folder_without_a_usable_tokenizer_is_refused(
@@ -433,6 +433,16 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
     assert list(same_prompts(changed(config, augment))) == []
 
 
+def test_templates_that_an_own_bank_lacks_are_refused_at_once(config: Any, tmp_path: Path) -> None:
+    entry, bank = {"category": "mine", "user": "Solve: {question}"}, tmp_path / "bank.yaml"
+    bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
+    one = "recipe.augment.mode=fixed recipe.augment.templates=[qwen-math]"
+    (found,) = messages(data.PROMPTS, changed(config, f"recipe.augment.bank={bank} {one}"))
+    for key in ("recipe.augment.templates", "recipe.augment.validation_template", "eval.template"):
+        assert f"{key}=qwen-math" in found
+    assert found.endswith("Use one of mine.")
+
+
 def test_a_function_that_changed_since_the_first_step_is_refused(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,7 +504,7 @@ def test_a_gpu_run_needs_its_gpus(
     monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda: 0)
     setup.here = False  # planned for another machine
     assert list(gpus(setup)) == []
-    assert "not on this machine: trainer.device=cuda" in capsys.readouterr().err
+    assert "note: not on this machine: trainer.device=cuda" in capsys.readouterr().err
     setup.here = True
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert list(gpus(setup)) == []  # the GPUs of another cluster

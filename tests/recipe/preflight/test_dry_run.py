@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from tiny_model import save_tokenizer
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
+from recipe.errors import ConfigError
 from recipe.preflight.dry_run import checkpoints, describe, hours, learning_rate, method, reward
+from recipe.toy import build
 
 MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
@@ -67,39 +69,56 @@ def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: P
     assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
 
 
+def world(config: Any, folder: Path) -> None:
+    """Attach a small toy world that is not built."""
+    with open_dict(config):
+        config.recipe.run_dir, config.recipe.toy.cache = str(folder / "run"), str(folder / "toy")
+        config.recipe.toy.train_questions, config.recipe.toy.validation_questions = 12, 2
+        config.data.train_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
+    build.attach(config)
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_the_steps_are_those_of_the_limited_questions(
     toy_config: Any, tmp_path: Path, made: bool
 ) -> None:
-    save_tokenizer(tmp_path)
     config = toy_config.copy()
+    config.recipe.augment.format = "published"
+    world(config, tmp_path)
     with open_dict(config):
-        config.recipe.run_dir, config.data.max_prompt_length = str(tmp_path / "run"), 1000
-        config.actor_rollout_ref.model.path = str(tmp_path)
-        config.data.train_max_samples, config.data.train_batch_size = 8, 4
-        config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
+        config.data.train_max_samples, config.data.max_prompt_length = 8, 1000
         config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
-        for key, count in (("train", 12), ("val", 2)):
-            path = tmp_path / f"{key}.parquet"
-            config.data[f"{key}_files"] = [str(path)]
-            rows = [
-                make_question(text=f"{key} {i}?", answers=("1",), source="t") for i in range(count)
-            ]
-            if made:
+        if made:
+            save_tokenizer(tmp_path)
+            config.actor_rollout_ref.model.path = str(tmp_path)
+            for key, count in (("train", 12), ("val", 2)):
+                path = tmp_path / f"{key}.parquet"
+                config.data[f"{key}_files"] = [str(path)]
+                rows = [make_question(text=f"{key} {i}?", answers=("1",), source="t")
+                        for i in range(count)]  # fmt: skip
                 write_parquet(rows, path)
     told = describe(config, Prompts.from_config(config))
-    assert ("8 for training (0 too long), 2 for validation" in told) == made
+    assert "8 for training (0 too long), 2 for validation" in told and "first prompt" in told
     assert "steps          2\n" in told and " 64 to come" in told and "updates        1 " in told
+    assert not (tmp_path / "toy").exists()
 
 
-def test_own_questions_beside_a_toy_world_that_is_not_made_yet(
-    toy_config: Any, tmp_path: Path
+@pytest.mark.config  # starts a worker process
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("recipe.reward.verifiers", {"toy_arithmetic": "nomodule.check"}, "nomodule"),
+        ("recipe.reward.verifiers", {"nowhere": "own_verifiers.even"}, "data_source nowhere"),
+        ("recipe.source_weights", {"nowhere": 1.0}, "are toy_arithmetic"),
+        ("recipe.keep_best", "val/nowhere/accuracy", "val/toy_arithmetic/accuracy"),
+        ("data.max_prompt_length", 5, "all 12 questions"),
+    ],
+)
+def test_what_the_questions_show_is_refused_before_a_toy_world_is_built(
+    toy_config: Any, tmp_path: Path, key: str, value: Any, named: str
 ) -> None:
-    own, config = tmp_path / "own.parquet", toy_config.copy()
-    write_parquet([make_question(text="1 + 1?", answers=("2",), source="own")], own)
-    with open_dict(config):
-        config.recipe.run_dir, config.data.train_files = str(tmp_path / "run"), [str(own)]
-        config.data.val_files = [str(own)]
-        config.actor_rollout_ref.model.path = str(tmp_path / "model")
-    told = describe(config, Prompts.from_config(config))
-    assert "questions      yours, with the toy world" in told and "first prompt" not in told
+    config = toy_config.copy()
+    world(config, tmp_path)
+    OmegaConf.update(config, key, value, force_add=True)
+    with pytest.raises(ConfigError, match=named):
+        describe(config, Prompts.from_config(config))

@@ -111,3 +111,18 @@ def test_sources_are_shown_before_anything_else_was_composed() -> None:
     base.cache_clear()
     known_keys.cache_clear()
     assert show.overruled("toy_methods", ["method=gspo", "recipe.seed=1"]) == {}
+
+
+def test_prompts_that_only_the_evaluation_needs_are_missed_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for example in ("toy", "ta_grpo", "prompt_aug"):
+        compose_config(example, [])
+        assert show.evaluation_prompts() == []
+    compose_config("cw_grpo", [])
+    (note,) = show.evaluation_prompts()
+    assert note.startswith("data/published/cw_grpo.json: missing") and "git clone" in note
+    (tmp_path / "data" / "published").mkdir(parents=True)
+    (tmp_path / "data" / "published" / "cw_grpo.json").touch()
+    assert show.evaluation_prompts() == []

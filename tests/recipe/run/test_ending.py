@@ -15,6 +15,7 @@ from prompt_aug.base.files import read_json
 from recipe import train
 from recipe.errors import ExhaustedError
 from recipe.run import ending
+from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder, append_metrics
 from recipe.run.stop import StoppedError
 from recipe.trainer import launch
@@ -41,11 +42,18 @@ def config(folder: RunFolder) -> Any:
 def test_the_next_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mein lauf ü"
-    config = OmegaConf.create({"recipe": {"run_dir": str(run)}, "eval": {"benchmarks": []}})
+    trainer = {"default_local_dir": str(run), "save_freq": -1}
+    config = OmegaConf.create(
+        {"recipe": {"run_dir": str(run)}, "eval": {"benchmarks": []}, "trainer": trainer}
+    )
+    assert ending.next_commands(config).startswith("trainer.save_freq=-1: no step was saved")
+    run.mkdir(parents=True)
+    (run / TRACKER).write_text("4")
     told = [shlex.split(line)[2:] for line in ending.next_commands(config).splitlines()[1:]]
+    held_out = "runs/mein lauf ü/data/test.parquet"
     assert told == [
         ["recipe.export", "runs/mein lauf ü"],
-        ["eval.sweep", "runs/mein lauf ü", "--benchmark", "math500"],
+        ["eval.sweep", "runs/mein lauf ü", "--benchmark", f"validation={held_out}"],
         ["eval.report", "runs/mein lauf ü"],
     ]
     config.eval.benchmarks = [{"name": "aime24"}]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import open_dict
 from safetensors.torch import load_file
 
 from prompt_aug.templates import Bank, load_bank
@@ -81,3 +82,23 @@ def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not
     assert all(
         torch.equal(weights[name], w.float()) for name, w in expected.items() if name in weights
     )
+
+
+def test_a_world_is_built_and_evaluated_only_if_the_run_uses_it(
+    toy_config: Any, tmp_path: Path
+) -> None:
+    own, config = ["own.parquet"], toy_config.copy()
+    with open_dict(config):
+        config.recipe.toy.cache, config.recipe.model_path = str(tmp_path), None
+    without = config.copy()
+    folder = build.attach(config)
+    assert config.eval.benchmarks[0].name == "toy_test" and build.is_missing(config)
+    without.data.train_files = without.data.val_files = own
+    build.attach(without)  # the start model is the world's
+    assert list(without.eval.benchmarks) == [] and build.is_missing(without)
+    without.recipe.model_path = without.actor_rollout_ref.model.path = "own/model"
+    without.critic.model.path = "own/model"
+    assert not build.is_missing(without)
+    folder.mkdir()
+    (folder / build.MANIFEST).touch()
+    assert not build.is_missing(config)
