@@ -72,6 +72,7 @@ def check(config: DictConfig, *, here: bool = True) -> Prompts:
     built, count = None, 0
     if config.recipe.toy.enable:
         built = toy.attach(config)
+    if built:
         count = toy.settings_of(config, prompts.bank).world.questions.train
     setup = Setup(config, built=built, world_questions=count, here=here)
     refuse([check for checks in PLACE.values() for check in checks], setup)

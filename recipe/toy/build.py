@@ -9,7 +9,7 @@ a time builds a world in <cache>/.<digest>/new. It deletes files that a killed p
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Settings:
     """Settings that determine a built world, together with the source code and the bank."""
 
     world: World
-    templates: tuple[str, ...]  # those that the start model is taught
+    templates: tuple[str, ...]  # those that the start model is taught; (): only the questions
     seed: int
 
     def record(self) -> dict[str, Any]:
@@ -87,17 +87,24 @@ def corpus(world: World, bank: Bank) -> list[str]:
 
 
 def settings_of(config: DictConfig, bank: Bank) -> Settings:
-    """Return the settings of ``recipe.toy``; its keys override the world."""
+    """Return the settings of ``recipe.toy``; its keys override the world.
+
+    With the user's own start model no model is taught.
+    """
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
     world = load_world(toy["world"])
     sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
     updates = world.updates if toy["updates"] is None else int(toy["updates"])
     questions = world.questions.model_copy(update=sizes)
-    return Settings(
+    settings = Settings(
         world=world.model_copy(update={"questions": questions, "updates": updates}),
         templates=tuple(toy["templates"] or bank.names),
         seed=int(config.recipe.seed),
     )
+    model = str(Path(toy["cache"]).resolve() / digest(settings, bank) / "model")
+    if config.recipe.model_path in (None, model):
+        return settings
+    return replace(settings, templates=())
 
 
 def folder_of(config: DictConfig, bank: Bank) -> Path:
@@ -135,6 +142,18 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
 
 def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     """Write questions, start model and, last, the manifest of a world into `folder`."""
+    world, seed = settings.world, settings.seed
+    folder.mkdir(parents=True)
+    for split, count in world.questions.model_dump().items():
+        chosen = problems(world, split, count, seed)
+        asked = [to_question(p, split, seed) for p in chosen]
+        write_parquet(asked, folder / f"{split}.parquet")
+    made = _teach_model(settings, bank, folder / "model") if settings.templates else {}
+    (folder / MANIFEST).write_text(json.dumps(settings.record() | made, indent=2))
+
+
+def _teach_model(settings: Settings, bank: Bank, folder: Path) -> dict[str, Any]:
+    """Write the start model; return its size, and the loss and time of its teaching."""
     # These imports take seconds, so a rejected or finished run skips them.
     from safetensors.torch import load_model
     from transformers.utils.logging import disable_progress_bar
@@ -143,11 +162,6 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     from recipe.toy.warmup import WarmUp, build_model, train
 
     world, seed = settings.world, settings.seed
-    folder.mkdir(parents=True)
-    for split, count in world.questions.model_dump().items():
-        chosen = problems(world, split, count, seed)
-        asked = [to_question(p, split, seed) for p in chosen]
-        write_parquet(asked, folder / f"{split}.parquet")
     tokenizer = build_tokenizer(corpus(world, bank))
     model = build_model(tokenizer, seed)
     frames = [bank[name] for name in settings.templates]
@@ -163,15 +177,9 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
         with Progress("teach", world.updates, "updates") as bar:
             loss = train(model, tokenizer, world, taught, frames, warm_up, bar.update)
             seconds = bar.clock() - bar.began
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    record = {
-        **settings.record(),
-        "parameters": model.num_parameters(),
-        "warmup_loss": loss,
-        "seconds": seconds,
-    }
-    (folder / MANIFEST).write_text(json.dumps(record, indent=2))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {"parameters": model.num_parameters(), "warmup_loss": loss, "seconds": seconds}
 
 
 def demonstrated(world: World, seed: int) -> list[Problem]:
@@ -185,8 +193,11 @@ def demonstrated(world: World, seed: int) -> list[Problem]:
     return balanced
 
 
-def attach(config: DictConfig) -> Path:
-    """Set the missing paths of `config` to those of its toy world; return its folder, unbuilt."""
+def attach(config: DictConfig) -> Path | None:
+    """Set the missing paths of `config` to those of its toy world; return its folder, unbuilt.
+
+    If the model and all data are the user's, set `recipe.toy.enable` to False and return None.
+    """
     folder = folder_of(config, load_bank(config.recipe.augment.bank))
     with open_dict(config):
         if config.recipe.model_path is None:
@@ -195,6 +206,10 @@ def attach(config: DictConfig) -> Path:
             config.critic.model.path = config.actor_rollout_ref.model.path
         config.data.train_files = config.data.train_files or [str(folder / "train.parquet")]
         config.data.val_files = config.data.val_files or [str(folder / "validation.parquet")]
+        used = (config.recipe.model_path, config.data.train_files, config.data.val_files)
+        if not any(str(folder) in str(path) for path in used):
+            config.recipe.toy.enable = False
+            return None
         if not config.eval.benchmarks:
             path = str(folder / "test.parquet")
             config.eval.benchmarks = [{"name": "toy_test", "path": path, "samples": 1}]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import open_dict
 from safetensors.torch import load_file
 
 from prompt_aug.templates import Bank, load_bank
@@ -81,3 +82,35 @@ def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not
     assert all(
         torch.equal(weights[name], w.float()) for name, w in expected.items() if name in weights
     )
+
+
+def test_with_an_own_model_none_is_taught(
+    toy_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_teach_model", None)  # a call would fail
+    config = toy_config.copy()
+    with open_dict(config):
+        config.recipe.toy.cache, config.recipe.model_path = str(tmp_path), "some/model"
+    folder = build.attach(config)
+    assert folder is not None and folder == build.build(config) == build.attach(config)
+    assert config.recipe.model_path == "some/model"
+    assert all(Path(path).is_file() for path in (*config.data.train_files, *config.data.val_files))
+    assert not (folder / "model").exists()
+
+
+def test_with_own_model_and_data_no_world_is_made(toy_config: Any, tmp_path: Path) -> None:
+    for key in ("model", "train", "val"):  # the one that is missing
+        config = toy_config.copy()
+        with open_dict(config):
+            config.recipe.toy.cache = str(tmp_path)
+            config.recipe.model_path = None if key == "model" else "some/model"
+            config.data.train_files = None if key == "train" else ["own.parquet"]
+            config.data.val_files = None if key == "val" else "own.parquet"
+        for _ in range(2):  # the second time with the paths of the first
+            folder = build.attach(config)
+            assert folder is not None and config.recipe.toy.enable
+            taught = build.settings_of(config, load_bank(None)).templates
+            assert bool(taught) == (key == "model")
+    with open_dict(config):
+        config.data.val_files = "own.parquet"
+    assert build.attach(config) is None and not config.recipe.toy.enable
