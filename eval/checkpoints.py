@@ -16,6 +16,7 @@ from eval import EvaluationError
 from prompt_aug.base.files import FileError, read_json, sha256, write_json
 from prompt_aug.base.progress import Progress
 from recipe.run.folder import MANIFEST, RunFolder, numbered
+from recipe.run.model_files import lacks_weights
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 # The digest of a larger file is cached with its size and modification time. Hashing 3 GB takes
@@ -120,6 +121,8 @@ def from_model(model: str, cache: Path | None = None) -> Checkpoint:
         return Checkpoint(step=None, model=model, identity={"model": model})
     if not (folder / "config.json").exists():
         raise EvaluationError(f"{model} is not a Hugging Face model folder: config.json is missing")
+    if why := lacks_weights(folder):
+        raise EvaluationError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
         files = {path.name: file_digest(path, cache) for path in _model_files(folder)}
     return Checkpoint(step=None, model=model, identity=_identity(files), files=files)

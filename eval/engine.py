@@ -19,6 +19,7 @@ from prompt_aug.templates.rendering import Messages
 from prompt_aug.turns import end_of_turn
 from recipe.run import environment
 from recipe.run.host import gpus_here
+from recipe.run.model_files import unsupported_head
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
 # subprocess"), so workers are spawned. recipe.run.environment holds what every engine needs.
@@ -61,6 +62,16 @@ def check_hardware(settings: Settings) -> None:
         )
 
 
+def check_heads(model: str) -> None:
+    """Reject a model with attention heads that vLLM does not support on a CPU."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if why := unsupported_head(size):
+        raise EvaluationError(f"--model={model}: {why}. Choose another model, or use a GPU.")
+
+
 def prepare_environment(model: str) -> None:
     """Set unset variables that torch and its OpenMP library read when they are first loaded.
 
@@ -98,6 +109,8 @@ class Engine:
 
     def __enter__(self) -> Self:
         self._on_cpu = not gpus_here()
+        if self._on_cpu:
+            check_heads(self._model)
         environment.set_defaults(cpu=self._on_cpu, **ENVIRONMENT)
         from vllm import LLM  # reads the variables above when it is imported
 

@@ -34,6 +34,7 @@ NOT_PLAIN = {
 # Keys of a batch or micro-batch, set by `PrefixTreeEngine` and `by_prefix`.
 SKIPS_ZEROS = "rows_without_advantage_have_no_gradient"
 NO_GRADIENT = "no_gradient"
+SEPARATE = "rows_are_computed_separately"
 
 
 def supported(model: torch.nn.Module) -> bool:
@@ -76,7 +77,9 @@ def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[
     dynamic = tu.get_non_tensor_data(data, "use_dynamic_bsz", True)
     group = options.get("dp_group")
     ranks = torch.distributed.get_world_size(group) if group is not None else 1
-    if not dynamic or ranks > 1:  # several ranks must have equally many micro-batches
+    separate = tu.get_non_tensor_data(data, SEPARATE, False)  # no token would count once
+    # Several ranks must have equally many micro-batches.
+    if not dynamic or ranks > 1 or separate:
         return VERLS(data=data, **options)
     rows = [row.tolist() for row in data["input_ids"].unbind()]
     skips = tu.get_non_tensor_data(data, SKIPS_ZEROS, False)
@@ -105,7 +108,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
     packed rows, fused kernels, images, distillation, other types of models.
 
     Overrides of verl:
-      forward_backward_batch  whether rows without advantage have no gradient
+      forward_backward_batch  whether rows without advantage have no gradient, or share no prefix
       forward_step            no graph for a micro-batch of such rows
       prepare_model_inputs    a forest instead of padded rows
       prepare_model_outputs   the value of every token from its node
@@ -118,7 +121,8 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
     ) -> Any:
         skips = not forward_only and is_zero_without_advantage(loss_function)
-        tu.assign_non_tensor(data, **{SKIPS_ZEROS: skips})
+        separate = not supported(self.module)
+        tu.assign_non_tensor(data, **{SKIPS_ZEROS: skips, SEPARATE: separate})
         return super().forward_backward_batch(data, loss_function, forward_only)
 
     def forward_step(

@@ -14,11 +14,21 @@ FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "vocab_size"),
 )
+# Values that transformers takes where a config.json lacks them, as those of Gemma on the hub do.
+GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
+GEMMA_3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 128},
+    "smollm3": {"tie_word_embeddings": True},
+    "gemma": GEMMA,
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA | GEMMA_3,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A dense decoder: attention and a gated MLP in every layer, as in llama, qwen2 and qwen3."""
+    """A dense decoder: attention and a gated MLP in every layer, as in llama, qwen and gemma."""
 
     hidden: int
     layers: int
@@ -30,15 +40,17 @@ class Shape:
     tied: bool  # the output matrix is the embedding
     bias: bool  # of q, k and v
     qk_norm: bool
+    norms: int  # of a layer, in units of the hidden size
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Self:
         """Create from a Hugging Face config.json; ConfigError for a mixture of experts.
 
-        For models other than llama, qwen2 and qwen3, the counts of norms and biases may be wrong.
+        For models other than llama, qwen and gemma, the counts of norms and biases may be wrong.
         """
         config = config.get("text_config") or config  # of models that read images too
         kind = config.get("model_type")
+        config = LEFT_OUT.get(kind or "", {}) | config
         missing = [name for name in FIELDS if name not in config]
         experts = [name for name in config if "expert" in name]
         if missing or experts:
@@ -58,7 +70,8 @@ class Shape:
             vocab=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
             bias=bool(config.get("attention_bias", kind == "qwen2")),
-            qk_norm=kind == "qwen3",
+            qk_norm=kind in ("qwen3", "gemma3_text"),
+            norms=4 if kind in ("gemma2", "gemma3_text") else 2,
         )
 
     @property
@@ -71,7 +84,7 @@ class Shape:
         """Parameters of a layer: q, k, v, o, the three matrices of the MLP, and the norms."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q + 2 * kv) + (q + 2 * kv) * self.bias
-        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        norms = self.norms * self.hidden + 2 * self.head_dim * self.qk_norm
         return attention + 3 * self.hidden * self.intermediate + norms
 
     @property

@@ -29,6 +29,7 @@ from recipe.preflight.engine import ENOUGH_EPOCHS
 from recipe.preflight.rules import Check, Rule, Setup, table
 from recipe.preflight.sources import check_verifiers, counts_of, samples_of, weighted
 from recipe.run.folder import RunFolder
+from recipe.run.model_files import model_folder
 
 SPLITS = ("train_files", "val_files")
 TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn
@@ -104,16 +105,6 @@ def files(s: Setup) -> Iterator[str]:
             if not Path(path).exists()
         ]
     yield from found
-
-
-def model_folder(model: str) -> Iterator[str]:
-    """Yield what is wrong with a path; a hub id is checked later, by transformers."""
-    if not model.startswith(("/", ".", "~")) and model.count("/") <= 1:
-        return
-    if not Path(model).is_dir():
-        yield f"recipe.model_path={model}: no such folder, and no hub id, which is OWNER/NAME."
-    elif not (Path(model) / "config.json").is_file():
-        yield f"recipe.model_path={model}: there is no config.json in it. Name a model folder."
 
 
 def too_few(questions: int, s: Setup) -> Iterator[str]:

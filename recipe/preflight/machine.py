@@ -16,6 +16,7 @@ from recipe.preflight.rules import Check, Rule, Setup, is_missing
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
+from recipe.run.model_files import unsupported_head
 
 WANDB = "api.wandb.ai"
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
@@ -92,6 +93,13 @@ def cpu_memory(s: Setup) -> Iterator[str]:
         )
 
 
+def cpu_heads(s: Setup) -> Iterator[str]:
+    """The engine on a CPU supports the size of the model's attention heads."""
+    model, shape = s.recipe.model_path, known_shape(s.recipe.model_path)
+    if s.trainer.device == "cpu" and shape and (why := unsupported_head(shape.head_dim)):
+        yield f"recipe.model_path={model}: {why}. Choose another model, or GPUs (machine=gpu)."
+
+
 def first_checkpoint(s: Setup) -> Iterator[str]:
     """The disk holds one checkpoint; the trainer checks the room of each later one."""
     shape, run_dir = known_shape(s.recipe.model_path), Path(s.recipe.run_dir).resolve()
@@ -136,6 +144,7 @@ MACHINE: list[Check] = [
     port,
     gpus,
     cpu_memory,
+    cpu_heads,
     first_checkpoint,
     HEADS,
     Rule(

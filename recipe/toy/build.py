@@ -9,7 +9,7 @@ a time builds a world in <cache>/.<digest>/new. It deletes files that a killed p
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Settings:
     """Settings that determine a built world, together with the source code and the bank."""
 
     world: World
-    templates: tuple[str, ...]  # those that the start model is taught
+    templates: tuple[str, ...]  # those that the start model is taught; (): only the questions
     seed: int
 
     def record(self) -> dict[str, Any]:
@@ -87,17 +87,24 @@ def corpus(world: World, bank: Bank) -> list[str]:
 
 
 def settings_of(config: DictConfig, bank: Bank) -> Settings:
-    """Return the settings of ``recipe.toy``; its keys override the world."""
+    """Return the settings of ``recipe.toy``; its keys override the world.
+
+    With the user's own start model no model is taught.
+    """
     toy: Any = OmegaConf.to_container(config.recipe.toy, resolve=True)
     world = load_world(toy["world"])
     sizes = {s: int(toy[f"{s}_questions"]) for s in SPLITS if toy[f"{s}_questions"] is not None}
     updates = world.updates if toy["updates"] is None else int(toy["updates"])
     questions = world.questions.model_copy(update=sizes)
-    return Settings(
+    settings = Settings(
         world=world.model_copy(update={"questions": questions, "updates": updates}),
         templates=tuple(toy["templates"] or bank.names),
         seed=int(config.recipe.seed),
     )
+    model = str(Path(toy["cache"]).resolve() / digest(settings, bank) / "model")
+    if config.recipe.model_path in (None, model):
+        return settings
+    return replace(settings, templates=())
 
 
 def folder_of(config: DictConfig, bank: Bank) -> Path:
@@ -143,6 +150,15 @@ def make(settings: Settings, bank: Bank, cache: Path) -> Path:
 
 def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     """Write questions, start model and, last, the manifest of a world into `folder`."""
+    tokenizer = write_data(settings, bank, folder)
+    made: dict[str, Any] = {}
+    if settings.templates:
+        made = _teach_model(settings, bank, tokenizer, folder / "model")
+    (folder / MANIFEST).write_text(json.dumps(settings.record() | made, indent=2))
+
+
+def _teach_model(settings: Settings, bank: Bank, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Write the start model; return its size, and the loss and time of its teaching."""
     # These imports take seconds, so a rejected or finished run skips them.
     from safetensors.torch import load_model
     from transformers.utils.logging import disable_progress_bar
@@ -150,7 +166,6 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
     from recipe.toy.warmup import WarmUp, build_model, train
 
     world, seed = settings.world, settings.seed
-    tokenizer = write_data(settings, bank, folder)
     model = build_model(tokenizer, seed)
     frames = [bank[name] for name in settings.templates]
     disable_progress_bar()
@@ -165,18 +180,12 @@ def _teach(settings: Settings, bank: Bank, folder: Path) -> None:
         with Progress("teach", world.updates, "updates") as bar:
             loss = train(model, tokenizer, world, taught, frames, warm_up, bar.update)
             seconds = bar.clock() - bar.began
-    model.save_pretrained(folder / "model")
-    record = {
-        **settings.record(),
-        "parameters": model.num_parameters(),
-        "warmup_loss": loss,
-        "seconds": seconds,
-    }
-    (folder / MANIFEST).write_text(json.dumps(record, indent=2))
+    model.save_pretrained(folder)
+    return {"parameters": model.num_parameters(), "warmup_loss": loss, "seconds": seconds}
 
 
 def write_data(settings: Settings, bank: Bank, folder: Path) -> Any:
-    """Write the questions and the tokenizer of a world into `folder`; return the tokenizer."""
+    """Write the questions of a world into `folder`, and the tokenizer of its start model if any."""
     from recipe.toy.tokenizer import build_tokenizer
 
     folder.mkdir(parents=True)
@@ -184,6 +193,8 @@ def write_data(settings: Settings, bank: Bank, folder: Path) -> Any:
         chosen = problems(settings.world, split, count, settings.seed)
         asked = [to_question(p, split, settings.seed) for p in chosen]
         write_parquet(asked, folder / f"{split}.parquet")
+    if not settings.templates:
+        return None
     tokenizer = build_tokenizer(corpus(settings.world, bank))
     tokenizer.save_pretrained(folder / "model")
     return tokenizer
@@ -200,10 +211,11 @@ def demonstrated(world: World, seed: int) -> list[Problem]:
     return balanced
 
 
-def attach(config: DictConfig) -> Path:
+def attach(config: DictConfig) -> Path | None:
     """Set the missing paths of `config` to those of its toy world; return its folder, unbuilt.
 
-    The world's test questions are evaluated only in a run that validates on the world.
+    The world's test questions are evaluated only in a run that validates on the world. If the model
+    and all data are the user's, set `recipe.toy.enable` to False and return None.
     """
     folder = folder_of(config, load_bank(config.recipe.augment.bank))
     with open_dict(config):
@@ -216,4 +228,8 @@ def attach(config: DictConfig) -> Path:
             config.data.val_files = [str(folder / "validation.parquet")]
             test = {"name": "toy_test", "path": str(folder / "test.parquet"), "samples": 1}
             config.eval.benchmarks = config.eval.benchmarks or [test]
+        used = (config.recipe.model_path, config.data.train_files, config.data.val_files)
+        if not any(str(folder) in str(path) for path in used):
+            config.recipe.toy.enable = False
+            return None
     return folder

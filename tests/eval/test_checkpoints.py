@@ -67,6 +67,13 @@ def test_other_weights_have_another_identity(tmp_path: Path) -> None:
     assert find(tmp_path / "a")[0][0].identity == find(tmp_path / "b")[0][0].identity
 
 
+def test_a_model_without_weights_is_rejected(tmp_path: Path) -> None:
+    folder = export(tmp_path, 1)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(EvaluationError, match=rf"--model={folder}: .*no weights"):
+        from_model(str(folder))
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) -> None:
     folder = export(tmp_path, 10)

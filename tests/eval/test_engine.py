@@ -12,8 +12,16 @@ import torch
 from made_tokenizers import qwen_base
 
 from eval import EvaluationError
-from eval.engine import ENVIRONMENT, Engine, Request, check_hardware, prepare_environment
+from eval.engine import (
+    ENVIRONMENT,
+    Engine,
+    Request,
+    check_hardware,
+    check_heads,
+    prepare_environment,
+)
 from eval.settings import Settings
+from prompt_aug.base.files import write_json
 from recipe.run.environment import COMMON
 
 
@@ -62,6 +70,15 @@ def test_a_response_ends_as_in_training_and_a_stop_string_may_be_a_special_token
     assert [p.detokenize for p in asked] == [False, True]
     ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
     assert all({*ends} <= {*p.stop_token_ids} and not p.skip_special_tokens for p in asked)
+
+
+def test_heads_that_vllm_does_not_support_on_a_cpu_are_rejected(tmp_path: Path) -> None:
+    for heads in (4, 8):  # of 32 and 16 dimensions
+        shape = {"model_type": "qwen2", "hidden_size": 128, "num_attention_heads": heads}
+        write_json(tmp_path / f"{heads}" / "config.json", shape)
+    check_heads(str(tmp_path / "4"))
+    with pytest.raises(EvaluationError, match=r"--model=.* 16 dimensions, .* 32, 64"):
+        check_heads(str(tmp_path / "8"))
 
 
 @pytest.mark.config  # starts a process

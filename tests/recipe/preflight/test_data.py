@@ -18,7 +18,7 @@ from recipe.config.compose import compose_config, known_keys
 from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import first_checkpoint, gpus, lacks_wandb_key, port, room
+from recipe.preflight.machine import cpu_heads, first_checkpoint, gpus, lacks_wandb_key, port, room
 from recipe.preflight.resume import (
     ALGORITHM_KEYS,
     repair_checkpoints,
@@ -285,12 +285,47 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
     assert found.startswith(f"data.val_files={tmp_path}/none.parquet") and "--validation N" in found
 
 
+LISTED = '{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
+WEIGHTS: list[tuple[dict[str, str], str]] = [
+    ({"model.safetensors": "w"}, ""),
+    ({"pytorch_model.bin": "w"}, ""),
+    ({"model.safetensors.index.json": LISTED, "a.safetensors": "", "b.safetensors": ""}, ""),
+    ({}, "no weights"),
+    ({"model.safetensors.index.json": LISTED, "a.safetensors": ""}, "b.safetensors"),
+    ({"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid"}, "git lfs pull"),
+]
+
+
+@pytest.mark.parametrize(("files", "named"), WEIGHTS)
+def test_a_model_folder_without_its_weights_is_refused(
+    files: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in {"config.json": "{}", **files}.items():
+        write_text(tmp_path / "my" / "model" / name, content)
+    for model in (str(tmp_path / "my" / "model"), "my/model"):  # the second may also be a hub id
+        found = "\n".join(data.model_folder(model))
+        assert named in found and bool(found) == bool(named)
+
+
+@pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (32, "cpu"), (256, "cpu"), (16, "cuda")])
+def test_heads_that_the_engine_does_not_support_on_a_cpu_are_refused(
+    config: Any, tmp_path: Path, size: int, device: str
+) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 64 // size if size < 64 else 1}
+    shape |= {"num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 8}
+    write_json(tmp_path / "config.json", shape | ({"head_dim": size} if size > 64 else {}))
+    config.recipe.model_path, config.trainer.device = str(tmp_path), device
+    found = list(cpu_heads(Setup(config)))
+    assert bool(found) == (size == 16 and device == "cpu")
+    assert all(text.startswith("recipe.model_path=") and "32, 64" in text for text in found)
+
+
 def test_a_model_folder_without_a_usable_tokenizer_is_refused(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has lost its tokenizer, or has one with code of its own: transformers would ask here."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    assert list(data.model_folder(str(tmp_path))) == []
     config.actor_rollout_ref.model.path = str(tmp_path)
     with pytest.raises(ConfigError, match=r"recipe\.model_path=.* gives no token"):
         data.load_tokenizer(config)

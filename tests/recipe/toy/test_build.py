@@ -98,7 +98,39 @@ def test_a_world_is_built_and_evaluated_only_if_the_run_uses_it(
     assert list(without.eval.benchmarks) == [] and build.is_missing(without)
     without.recipe.model_path = without.actor_rollout_ref.model.path = "own/model"
     without.critic.model.path = "own/model"
-    assert not build.is_missing(without)
+    assert build.attach(without) is None and not build.is_missing(without)
     folder.mkdir()
     (folder / build.MANIFEST).touch()
     assert not build.is_missing(config)
+
+
+def test_with_an_own_model_none_is_taught(
+    toy_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_teach_model", None)  # a call would fail
+    config = toy_config.copy()
+    with open_dict(config):
+        config.recipe.toy.cache, config.recipe.model_path = str(tmp_path), "some/model"
+    folder = build.attach(config)
+    assert folder is not None and folder == build.build(config) == build.attach(config)
+    assert config.recipe.model_path == "some/model"
+    assert all(Path(path).is_file() for path in (*config.data.train_files, *config.data.val_files))
+    assert not (folder / "model").exists()
+
+
+def test_with_own_model_and_data_no_world_is_made(toy_config: Any, tmp_path: Path) -> None:
+    for key in ("model", "train", "val"):  # the one that is missing
+        config = toy_config.copy()
+        with open_dict(config):
+            config.recipe.toy.cache = str(tmp_path)
+            config.recipe.model_path = None if key == "model" else "some/model"
+            config.data.train_files = None if key == "train" else ["own.parquet"]
+            config.data.val_files = None if key == "val" else "own.parquet"
+        for _ in range(2):  # the second time with the paths of the first
+            folder = build.attach(config)
+            assert folder is not None and config.recipe.toy.enable
+            taught = build.settings_of(config, load_bank(None)).templates
+            assert bool(taught) == (key == "model")
+    with open_dict(config):
+        config.data.val_files = "own.parquet"
+    assert build.attach(config) is None and not config.recipe.toy.enable
