@@ -20,13 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from prompt_aug.base.commands import existing, in_columns, make_parser, run
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import duration
 from recipe.run.ending import state_of
-from recipe.run.folder import RunFolder, read_metrics
+from recipe.run.folder import RunFolder, read_config, read_metrics, select
 
 HEADER = ("run", "step", "age", "state", "held out", "training", "disk")
 
@@ -77,9 +75,8 @@ def look(path: Path, name: str) -> Row:
 
 def _steps(folder: RunFolder) -> int | None:
     try:
-        config = yaml.load(folder.config.read_text(encoding="utf-8"), yaml.CSafeLoader)
-        return int(config["trainer"]["total_training_steps"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return int(select(read_config(folder.root), "trainer.total_training_steps"))
+    except (OSError, ValueError, TypeError):
         return None
 
 

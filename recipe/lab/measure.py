@@ -18,7 +18,7 @@ from prompt_aug.base.files import read_json, write_json
 from prompt_aug.templates import Bank, Template, load_bank
 from recipe.lab.experiment import ExperimentError, Measure, load_experiment
 from recipe.run.environment import commit
-from recipe.run.folder import RunFolder, numbered
+from recipe.run.folder import RunFolder, numbered, read_config
 from recipe.toy.build import settings_of
 from recipe.toy.diagnose import rates
 from recipe.toy.measure import Sampler
@@ -82,7 +82,7 @@ def asked_in(config: DictConfig, bank: Bank, settings: Measure) -> list[tuple[Pr
 
 def measure_run(run: Path, settings: Measure) -> dict[str, Any]:
     """Measure the checkpoints in RUN/hf, including step 0; return the content of measured.json."""
-    config: Any = OmegaConf.load(RunFolder(run).config)
+    config: Any = OmegaConf.create(read_config(run))
     bank = load_bank(config.recipe.augment.bank)
     asked, seed = asked_in(config, bank, settings), settings_of(config, bank).seed
     steps: dict[str, Any] = {}

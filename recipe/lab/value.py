@@ -25,7 +25,7 @@ from recipe.errors import ConfigError
 from recipe.export.shards import merged
 from recipe.export.verify import load_shards
 from recipe.run.checkpoints import saved_ranks
-from recipe.run.folder import RunFolder, numbered
+from recipe.run.folder import RunFolder, numbered, read_config
 from recipe.toy.build import settings_of
 from recipe.toy.measure import Sampler
 from recipe.toy.problems import problems, to_question
@@ -55,7 +55,7 @@ def spearman(values: torch.Tensor, others: torch.Tensor) -> float:
 
 def compared(run_folder: RunFolder, split: str, samples: int) -> dict[str, Any]:
     """Return {step: numbers} of the exported checkpoints that have a critic."""
-    config: Any = OmegaConf.load(run_folder.config)
+    config: Any = OmegaConf.create(read_config(run_folder.root))
     bank = load_bank(config.recipe.augment.bank)
     frame = bank[(config.recipe.augment.templates or bank.names)[0]]
     made = settings_of(config, bank)

@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.base.files import read_json, write_text
+from prompt_aug.base.files import FileError, read_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.compose import flat, unread
 from recipe.errors import ConfigError
@@ -19,7 +18,7 @@ from recipe.preflight.data import limit_steps
 from recipe.preflight.functions import own_functions
 from recipe.preflight.rules import SHORT, Check, Setup
 from recipe.run import checkpoints, rollbacks
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
 # Keys that may not change when a run is resumed, because they change its results. After "!" are
@@ -79,10 +78,8 @@ def same_run(s: Setup) -> Iterator[str]:
         return
     remedy = "choose another folder with recipe.run_dir=..."
     try:
-        before: Any = OmegaConf.load(folder.config)
-    except (yaml.YAMLError, UnicodeError):
-        before = None
-    if not isinstance(before, DictConfig):
+        before: Any = OmegaConf.create(read_config(folder.root))
+    except FileError:
         yield f"{folder.config}: not a readable configuration. Restore it from a copy, or {remedy}"
         return
     rollbacks.apply(before, folder.root)
@@ -172,7 +169,7 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
     config = RunFolder(folder.parent.parent).config
     if not config.is_file():
         return
-    before = OmegaConf.load(config)
+    before = OmegaConf.create(read_config(folder.parent.parent))
     if keys := [*unlike(before, s.config), *other_mesh(folder, before, s)]:
         yield f"{key}={folder}: it was saved with other values of {', '.join(keys)}. Set them back."
 
