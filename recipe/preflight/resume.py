@@ -219,7 +219,7 @@ def carry_out_rollback(config: DictConfig) -> list[str]:
 
 
 def repair_checkpoints(config: DictConfig) -> list[str]:
-    """Point verl's tracker to a complete checkpoint; return messages for the user.
+    """Point verl's tracker to a complete checkpoint, with its line; return messages for the user.
 
     ConfigError if no checkpoint is complete. Not a check, because it writes files.
     """
@@ -228,7 +228,8 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
         take_checkpoint(Path(trainer.resume_from_path), folder, config)
     told = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
-    return told + divide_checkpoint(config)
+    restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
+    return [*told, *restored, *divide_checkpoint(config)]
 
 
 def divide_checkpoint(config: DictConfig) -> list[str]:

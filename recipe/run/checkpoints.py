@@ -152,14 +152,20 @@ def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     write_text(checkpoints / TRACKER, step)
 
 
-def restore_line(run_dir: Path, checkpoints: Path) -> None:
-    """Append the tracked step's metrics if a kill came after its save and before its line."""
+def restore_line(run_dir: Path, checkpoints: Path) -> list[str]:
+    """Append the tracked step's line if a kill came after its save; return a message about it.
+
+    The line has ``restored``, and no metric that is computed after the save: times, lengths,
+    validation.
+    """
     step = tracked_step(checkpoints) or 0
     path = step_folder(checkpoints, step) / STATE
     line = read_json(path).get("line") if path.is_file() else None
     lines = read_metrics(run_dir)
-    if line and (not lines or lines[-1]["step"] < step):
-        append_metrics(run_dir, step, {**line, "restored": True})
+    if not line or (lines and lines[-1]["step"] >= step):
+        return []
+    append_metrics(run_dir, step, {**line, "restored": True})
+    return [f"the line of step {step} in metrics.jsonl has only the metrics from before its save"]
 
 
 def begin(folder: Path) -> None:
