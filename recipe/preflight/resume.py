@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.base.files import FileError, read_json, write_text
+from prompt_aug.base.files import LOCK, FileError, read_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.compose import flat, unread
 from recipe.errors import ConfigError
@@ -21,6 +21,7 @@ from recipe.run import checkpoints, rollbacks
 from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
+OF_A_RUN = (LOCK, "metrics.jsonl", "fork.json")  # a start makes the first, before any other file
 # Keys that may not change when a run is resumed, because they change its results. After "!" are
 # exceptions, which change no result except by rounding: names and places, how often to save and
 # log, memory, batches of a forward pass, engines, ranks. The last match applies; a key without a
@@ -69,6 +70,19 @@ SAVED_KEYS = (
     "algorithm.filter_groups.enable data.train_files data.train_max_samples "
     "data.train_batch_size data.gen_batch_size data.seed data.shuffle data.dataloader_num_workers"
 ).format(**SHORT).split()  # fmt: skip
+
+
+def own_folder(s: Setup) -> Iterator[str]:
+    """The run folder is new or empty, or holds a run: not the user's data."""
+    root = s.folder.root
+    if not root.is_dir() or any((root / name).exists() for name in OF_A_RUN):
+        return
+    other = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
+    if other:
+        yield (
+            f"recipe.run_dir={root}: the folder is not empty and holds no run ({sorted(other)[0]} "
+            "is there). Choose a new folder."
+        )
 
 
 def same_run(s: Setup) -> Iterator[str]:
@@ -181,7 +195,7 @@ def unlike(before: Any, now: Any) -> list[str]:
     ]
 
 
-RESUME: list[Check] = [same_run, same_prompts, same_functions, start_checkpoint]
+RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
 
 
 def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:

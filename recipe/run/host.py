@@ -1,12 +1,23 @@
-"""Free disk space and ports of this machine. Standard library only, because the doctor uses it."""
+"""Disk space, ports, Ray, and the path of the code of this machine.
 
+Standard library only, because the doctor uses it.
+"""
+
+import os
 import shutil
 import socket
 from pathlib import Path
 
 from prompt_aug.base.places import nearest
 
+ROOT = Path(__file__).resolve().parents[2]  # of this checkout
 PORT_REMEDY = "stop what holds the ports, or widen net.ipv4.ip_local_port_range"
+
+
+def python_path(given: str) -> str:
+    """Return a PYTHONPATH with which workers run this checkout's code, not the installed one's."""
+    others = (path for path in given.split(os.pathsep) if path not in ("", str(ROOT)))
+    return os.pathsep.join([str(ROOT), *others])
 
 
 def free_gib(folder: Path) -> float:
@@ -19,3 +30,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def unreachable(address: str, seconds: float = 5.0) -> str | None:
+    """Return why nothing listens at an address of Ray; None if it does, or names no port (auto).
+
+    Ray itself tries for 14 minutes.
+    """
+    name, _, number = address.removeprefix("ray://").rpartition(":")
+    if not number.isdecimal():
+        return None
+    try:
+        socket.create_connection((name.strip("[]"), int(number)), timeout=seconds).close()
+    except (OSError, OverflowError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    return None

@@ -2,8 +2,8 @@
 
 Every subclass of a class of verl lists in its docstring what it overrides, and why;
 tests/recipe/test_overrides.py finds the subclasses and compares the lists with the code.
-`recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
-lists all replacements of foreign code.
+`recipe.rollout.server` mixes classes into verl's vLLM server. recipe.patches lists all replacements
+of foreign code.
 """
 
 import functools
