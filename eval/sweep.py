@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from eval import EvaluationError
 from eval.benchmarks import load, parse_request, suite_requests
 from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
@@ -29,13 +27,14 @@ from eval.session import Session
 from eval.settings import ADDED, Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import InUseError, iter_lines, read_json
+from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import named
 from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.grading import VERSION
 from prompt_aug.templates.rendering import Style, System, Turn
+from prompt_aug.typed import parse_yaml
 from recipe.run.ending import state_of
 from recipe.run.evaluation import DType
 from recipe.run.folder import RunFolder, read_config, select
@@ -108,7 +107,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chat(value: str) -> dict[str, Any]:
-    found = yaml.safe_load(value)
+    try:
+        found = parse_yaml(value, value)
+    except FileError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{value!r} is not a mapping such as '{{key: value}}'")
     return found

@@ -28,6 +28,7 @@ from prompt_aug.base.files import FileError, read_json, read_text
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+LONGEST = 200  # characters of a value in a message
 UNSET = "???"  # OmegaConf's mark of a mandatory value
 
 # ------------------------------------------------------------------------- types of values
@@ -61,6 +62,9 @@ def _as_tuple(value: Any) -> Any:
 
 # Rejects the empty text that an unset shell variable leaves.
 Text = Annotated[str, Field(pattern=r"\S"), _must(lambda text: text != UNSET, "is not set")]
+FileName = Annotated[  # a folder's, so without a slash or a dot at its start
+    Text, _must(re.compile(r"\w[\w.-]*").fullmatch, "should have letters, digits, . _ - only")
+]
 Texts = Annotated[list[Text], BeforeValidator(as_list)]
 _DISTINCT = _must(lambda names: len(set(names)) == len(names), "a name is listed twice")
 Names = Annotated[list[Text], Field(min_length=1), _DISTINCT]
@@ -93,6 +97,12 @@ WORDING = {  # of pydantic's errors that use Python's terms
 }
 
 
+LEVELS = 100  # of sections in a yaml file
+COPIED = 1_000_000  # characters of values that aliases repeat
+# Numbers of yaml 1.1 with another value than they show.
+OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+
+
 class _UniqueKeyLoader(yaml.CSafeLoader):
     """Safe loader that rejects repeated keys; yaml's own loader takes the last one."""
 
@@ -104,10 +114,46 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def check_yaml(text: str, place: str) -> None:
+    """Raise FileError for valid yaml that exhausts a loader, or that it reads as another number.
+
+    Those are deep nesting, aliases that multiply or contain themselves, and 12:30, which is 750.
+    """
+    sizes: dict[str, int] = {}  # anchor -> characters of its value, with all aliases expanded
+    inside: list[tuple[str | None, int]] = []  # of each open section: anchor, `total` before it
+    total = copied = 0
+    why = ""
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append((event.anchor, total))
+            total += 1
+            why = f"more than {LEVELS} levels" * (len(inside) > LEVELS)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = inside.pop()
+            sizes[anchor or ""] = total - before
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor or ""] = 1 + len(event.value)
+            total += 1 + len(event.value)
+            if event.implicit[0] and OTHER_NUMBER.fullmatch(event.value):
+                why = f"{event.value} is read as another number in base 60 or 8, so quote it"
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in [anchor for anchor, _ in inside]:
+                why = f"*{event.anchor} contains itself"
+            size = sizes.get(event.anchor, 0)
+            copied, total = copied + size, total + size
+            if copied > COPIED:
+                why = f"its aliases repeat more than {COPIED} characters"
+        if why:
+            raise FileError(f"{place}, line {event.start_mark.line + 1}: {why}. Correct the file.")
+
+
 def parse_yaml(text: str, place: str) -> Any:
-    """Return the value of a yaml text; FileError naming `place` for bad yaml or repeated keys."""
+    """Return the value of a yaml text; FileError naming `place`, see `check_yaml`."""
     try:
+        check_yaml(text, place)
         return yaml.load(text, Loader=_UniqueKeyLoader)
+    except FileError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
         said = " ".join(str(error).split())
         raise FileError(f"{place}: not valid yaml: {said}. Correct the file.") from error
@@ -176,7 +222,8 @@ def _message(checker: TypeAdapter[Any], name: str, place: list[Any], problem: An
     said = re.sub("^(Input|Value|List|Tuple) should", "should", said)
     if not name or isinstance(value, Mapping | BaseModel):
         return prefix + said
-    return f"{name}={shown(value)}: {said}"
+    text = shown(value)
+    return f"{name}={text[:LONGEST]}{' ...' * (len(text) > LONGEST)}: {said}"
 
 
 def _keys(place: tuple[int | str, ...], value: Any, kind: str) -> list[int | str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.base.places import nearest, unwritable
-from recipe.preflight.probes import ROOT, Finding, finish, install, probes, start
+from recipe.preflight.probes import Finding, finish, install, probes, start
 from recipe.run import host
 
 PROJECT = "rlvr-recipes"
@@ -216,6 +216,13 @@ def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> F
     return found if found.ok else Finding(found.name, found.detail, remedy, needed=False)
 
 
+def ray_address(address: str) -> Finding:
+    """Check that something listens at RAY_ADDRESS."""
+    reason = host.unreachable(address)
+    shown = f"{address or 'not set'}{f', no Ray there: {reason}' if reason else ''}"
+    return Finding("RAY_ADDRESS", shown, "unset it, or start Ray there" if reason else "")
+
+
 def port() -> Finding:
     """Check for a free TCP port: Ray, gloo and vLLM each need some."""
     try:
@@ -232,6 +239,7 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
     gpus, chosen = gpu_names(), environment.get("VERL_PLATFORM", "").strip().lower()
     cpu = takes_cpu(chosen, gpus)
     variables = {**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}
+    variables["PYTHONPATH"] = host.python_path(environment.get("PYTHONPATH", ""))
     started = [start(probe, variables) for probe in probes(cpu)]
     system = f"{platform.platform()} {platform.machine()}, {os.cpu_count()} CPUs"
     quick = [
@@ -241,11 +249,13 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
         devices(gpus, cpu),
         chosen_platform(chosen),
         *requirements(cpu),
-        pins(ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu),
+        pins(host.ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu),
         attention(cpu),
         companions(),
         *entry_points(),
         writable("run folders", run_root, 1.0),
+        writable("home folder", Path.home(), 0.0),
+        ray_address(environment.get("RAY_ADDRESS", "")),
         writable("temporary files", temporary_folder(), 1.0),
         shared_memory(),
         port(),

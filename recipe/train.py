@@ -32,7 +32,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     from prompt_aug.base.files import lock
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.run import checkpoints, ending, rollbacks, stop
+    from recipe.run import ending, rollbacks, stop
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
@@ -59,7 +59,6 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
         with Progress("recipe.train: data and model"):
             prepare(config, prompts)
         if launch.finished(config):
-            checkpoints.restore_line(folder.root, Path(config.trainer.default_local_dir))
             print(f"recipe.train: all steps of {folder.root} are done already")
             print(ending.next_commands(config))
             return 0

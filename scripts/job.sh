@@ -76,8 +76,13 @@ as_job() {
 # log_to FOLDER: from here on everything goes to FOLDER/slurm-JOB.log too (requeues append).
 log_to() {
     if [[ -n ${DRY_RUN:-} || -z ${SLURM_JOB_ID:-} ]]; then return; fi
+    local log=$1/slurm-$SLURM_JOB_ID.log last
     mkdir -p "$1"
-    exec > >(trap '' TERM USR1 INT; exec tee -a "$1/slurm-$SLURM_JOB_ID.log") 2>&1
+    last=$(tac "$log" 2>/dev/null | sed '/^== job /q') || true
+    exec > >(trap '' TERM USR1 INT; exec tee -a "$log") 2>&1
+    if [[ -n $last && $last != *"== end"* ]]; then
+        echo "the last start ended without a word: its first node was lost, or the job was killed"
+    fi
     echo "== job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-?}, start ${SLURM_RESTART_COUNT:-0}, $(date)"
 }
 
@@ -136,7 +141,7 @@ may_requeue() {
     note=$run_folder/.requeues-$(job_name)
     state=$(patiently job_field JobState) || state=RUNNING # no answer: perhaps it will be queued
     if [[ $state != RUNNING && $state != PREEMPTED && $state != SUSPENDED ]]; then
-        echo "the job is ${state:-gone}: it ends for good"
+        echo "the job is ${state:-gone}: somebody has canceled or requeued it"
         return 1
     fi
     now=$(progress)
@@ -208,15 +213,17 @@ watched() {
 
 # finish STATUS: exit with STATUS; requeue the job first if it was interrupted.
 finish() {
-    local status=$1
+    local status=$1 again=
     if ((status == 75)); then warned=${warned:-time limit}; fi # it has ended in time by itself
     if ((status != 0)) && [[ -z $warned ]] && lost_node; then warned='a node was lost'; fi
     if ((status == 0)); then rm -f "$run_folder/.requeues-$(job_name)"; fi
     if ((status != 0)) && [[ -n $warned ]] && may_requeue; then
+        again=1
         echo "$warned: queued again, to go on from what is saved (SLURM calls it CANCELLED ..." \
             "DUE TO JOB REQUEUE)"
-        patiently scontrol requeue "$(job_name)"
     fi
+    if [[ -z ${DRY_RUN:-} ]]; then echo "== end, exit code $status"; fi
+    if [[ -n $again ]]; then patiently scontrol requeue "$(job_name)"; fi
     exit "$status"
 }
 

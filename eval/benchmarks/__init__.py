@@ -149,12 +149,11 @@ def known_benchmarks() -> Mapping[str, Benchmark]:
 def parse_request(text: str) -> BenchmarkRequest:
     if text in known_benchmarks():
         return BenchmarkRequest(name=text)
-    # The name is a name of files, so it must not start with a dot or contain a slash.
-    match = re.fullmatch(r"(?P<name>\w[\w.-]*)=(?P<path>.+?)(:(?P<samples>\d+))?", text)
+    match = re.fullmatch(r"(?P<name>[^=]+)=(?P<path>.+?)(:(?P<samples>\d+))?", text)
     if match is None:
         raise EvaluationError(
             f"benchmark {text!r}{closest(text, known_benchmarks()) or ':'} Write NAME=PATH or "
-            "NAME=PATH:SAMPLES (a name has letters, digits, . _ -), or a known name: "
+            "NAME=PATH:SAMPLES, or a known name: "
             f"{', '.join(known_benchmarks())}"
         )
     given = {**match.groupdict(), "samples": match["samples"] and int(match["samples"])}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from prompt_aug.base.files import read_text
 from prompt_aug.templates.template import BankError
+from prompt_aug.typed import parse_yaml
 
 QUESTION = "QUESTION"
 # By the stem of the json file: the repository of the wording, and the digest of the renderings that
@@ -50,7 +50,7 @@ def renderings(checkout: Path) -> tuple[str, dict[str, str]]:
         if (checkout / file).is_file():
             try:
                 return name, read(checkout, file)
-            except (KeyError, ValueError, TemplateError, yaml.YAMLError) as error:
+            except (KeyError, ValueError, TemplateError) as error:
                 raise BankError(f"{checkout / file}: not as expected: {error!r}") from error
     raise BankError(f"{checkout}: no checkout of {', '.join(URLS.values())}")
 
@@ -94,7 +94,7 @@ def _ta_grpo(checkout: Path, file: str) -> dict[str, str]:
 
 
 def _cw_grpo(checkout: Path, file: str) -> dict[str, str]:
-    recipe = yaml.safe_load(read_text(checkout / file))
+    recipe = parse_yaml(read_text(checkout / file), file)
     query = _assigned(checkout / "src/open_r1/evaluate.py", "MATH_QUERY_TEMPLATE")
     return {
         "cw-grpo": _chatml(QUESTION, recipe["system_prompt"]),

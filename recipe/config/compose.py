@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from prompt_aug.typed import closest, shown
+from prompt_aug.typed import check_yaml, closest, shown
 from recipe.config.schema import LOSS, LOSSES, SWITCHES, check_engine, check_types
 from recipe.config.sizes import set_sizes
 from recipe.errors import ConfigError
@@ -136,6 +136,9 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     found = dict.fromkeys(why for text in overrides if (why := _refused(text, folder)))
     if found:
         raise ConfigError("\n".join(found))
+    for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
+        with contextlib.suppress(yaml.YAMLError):  # hydra raises it if it reads the file
+            check_yaml(path.read_text(encoding="utf-8", errors="replace"), str(path))
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = compose(

@@ -34,6 +34,27 @@ def room(s: Setup) -> Iterator[str]:
         )
 
 
+def home(s: Setup) -> Iterator[str]:
+    """HOME can be written: Ray and vLLM keep files there."""
+    folder = Path.home()
+    if reason := unwritable(folder):
+        yield (
+            f"HOME={folder}: cannot write there ({reason}), and Ray and vLLM keep files there. Set "
+            "HOME to a folder that you can write, and HF_HOME to the models and data you have."
+        )
+
+
+def ray(s: Setup) -> Iterator[str]:
+    """Ray answers at the address that is set."""
+    key, variable = "ray_kwargs.ray_init.address", "RAY_ADDRESS"
+    for name, address in ((variable, os.environ.get(variable)), (key, s.get(key))):
+        if address and (reason := host.unreachable(address)):
+            yield (
+                f"{name}={address}: no Ray there ({reason}). Unset it, so that the run starts its "
+                "own Ray, or start one with `ray start --head`."
+            )
+
+
 def port(s: Setup) -> Iterator[str]:
     """A TCP port is free: Ray, gloo and vLLM each need some."""
     try:
@@ -141,6 +162,8 @@ MACHINE: list[Check] = [
         "not installed here: {found}. Install it, or choose another logger.",
     ),
     room,
+    home,
+    ray,
     port,
     gpus,
     cpu_memory,

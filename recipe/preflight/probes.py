@@ -7,10 +7,8 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no-deps -e ."
 
 
@@ -36,15 +34,7 @@ def install(cpu: bool) -> str:
 
 EVERY = 15.0  # seconds without a line, at most
 ANSWER_MARK = "recipe.doctor answer: "
-# Programs that set `answer`. TransferQueue also installs files in a recipe/, and other packages may
-# have a recipe/ with an __init__.py. verl and vLLM swallow errors of a plug-in, so it is loaded
-# separately.
-PACKAGE = """
-import sys
-sys.path[:] = filter(None, sys.path)  # without the working folder, which not all processes share
-from recipe import __path__ as places
-answer = {"folder": list(places)[0]}
-"""
+# Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately.
 IMPORT_VERL = """
 import recipe.plugin
 import verl
@@ -96,9 +86,7 @@ def probes(cpu: bool) -> list[Probe]:
     device = {"platform": "cpu" if cpu else "cuda"}
     layers = {"linear layers": "recipe.patches.cpu.vllm_plugin"} if cpu else {}
     registered = {"cpu registered": True} if cpu else {}
-    shadow = f"uninstall another package recipe, take it out of PYTHONPATH, or {install(cpu)}"
     return [
-        Probe("the package recipe", PACKAGE, {"folder": str(ROOT / "recipe")}, shadow),
         Probe("import verl and its plug-in", IMPORT_VERL, {**device, **registered}, install(cpu)),
         Probe("import vllm and its plug-in", IMPORT_VLLM, {**device, **layers}, install(cpu)),
         Probe("import ray", IMPORT_RAY, {}, install(cpu)),

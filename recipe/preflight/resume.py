@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.base.files import read_json, write_text
+from prompt_aug.base.files import LOCK, FileError, read_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.compose import flat, unread
 from recipe.errors import ConfigError
@@ -19,9 +18,10 @@ from recipe.preflight.data import limit_steps
 from recipe.preflight.functions import own_functions
 from recipe.preflight.rules import SHORT, Check, Setup
 from recipe.run import checkpoints, rollbacks
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
+OF_A_RUN = (LOCK, "metrics.jsonl", "fork.json")  # a start makes the first, before any other file
 # Keys that may not change when a run is resumed, because they change its results. After "!" are
 # exceptions, which change no result except by rounding: names and places, how often to save and
 # log, memory, batches of a forward pass, engines, ranks. The last match applies; a key without a
@@ -72,6 +72,19 @@ SAVED_KEYS = (
 ).format(**SHORT).split()  # fmt: skip
 
 
+def own_folder(s: Setup) -> Iterator[str]:
+    """The run folder is new or empty, or holds a run: not the user's data."""
+    root = s.folder.root
+    if not root.is_dir() or any((root / name).exists() for name in OF_A_RUN):
+        return
+    other = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
+    if other:
+        yield (
+            f"recipe.run_dir={root}: the folder is not empty and holds no run ({sorted(other)[0]} "
+            "is there). Choose a new folder."
+        )
+
+
 def same_run(s: Setup) -> Iterator[str]:
     """The run folder is new, or its config.yaml agrees in the keys of the algorithm."""
     folder = s.folder
@@ -79,10 +92,8 @@ def same_run(s: Setup) -> Iterator[str]:
         return
     remedy = "choose another folder with recipe.run_dir=..."
     try:
-        before: Any = OmegaConf.load(folder.config)
-    except (yaml.YAMLError, UnicodeError):
-        before = None
-    if not isinstance(before, DictConfig):
+        before: Any = OmegaConf.create(read_config(folder.root))
+    except FileError:
         yield f"{folder.config}: not a readable configuration. Restore it from a copy, or {remedy}"
         return
     rollbacks.apply(before, folder.root)
@@ -172,7 +183,7 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
     config = RunFolder(folder.parent.parent).config
     if not config.is_file():
         return
-    before = OmegaConf.load(config)
+    before = OmegaConf.create(read_config(folder.parent.parent))
     if keys := [*unlike(before, s.config), *other_mesh(folder, before, s)]:
         yield f"{key}={folder}: it was saved with other values of {', '.join(keys)}. Set them back."
 
@@ -184,7 +195,7 @@ def unlike(before: Any, now: Any) -> list[str]:
     ]
 
 
-RESUME: list[Check] = [same_run, same_prompts, same_functions, start_checkpoint]
+RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
 
 
 def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:
@@ -222,7 +233,7 @@ def carry_out_rollback(config: DictConfig) -> list[str]:
 
 
 def repair_checkpoints(config: DictConfig) -> list[str]:
-    """Point verl's tracker to a complete checkpoint; return messages for the user.
+    """Point verl's tracker to a complete checkpoint, with its line; return messages for the user.
 
     ConfigError if no checkpoint is complete. Not a check, because it writes files.
     """
@@ -231,7 +242,8 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
         take_checkpoint(Path(trainer.resume_from_path), folder, config)
     told = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
-    return told + divide_checkpoint(config)
+    restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
+    return [*told, *restored, *divide_checkpoint(config)]
 
 
 def divide_checkpoint(config: DictConfig) -> list[str]:

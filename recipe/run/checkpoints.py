@@ -13,6 +13,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prompt_aug.base.files import read_json, write_text
@@ -74,10 +75,28 @@ def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str |
 
 
 def _archive_damage(folder: Path, name: str) -> str | None:
-    """Return why a zip file of torch.save is unusable, or None; changed bytes are not detected."""
+    """Return why a zip file of torch.save is unusable, or None; `changed` finds changed bytes."""
     if not (folder / name).is_file():
         return f"{name} is missing"
     return None if zipfile.is_zipfile(folder / name) else f"{name} is cut"
+
+
+def changed(paths: Iterable[Path]) -> str | None:
+    """Return which part differs from the CRC-32 that torch.save wrote, or None; reads all files.
+
+    torch.load does not compare them. This takes as long as torch.load, in several threads.
+    """
+
+    def found(path: Path) -> str | None:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                part = archive.testzip()
+        except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError) as error:
+            return f"{path.name} is damaged: {error}"
+        return part and f"{part} in {path.name} differs from its checksum"
+
+    with ThreadPoolExecutor(8) as threads:
+        return next(filter(None, threads.map(found, paths)), None)
 
 
 def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
@@ -107,10 +126,20 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     contents = tuple(contents)
     tracked = tracked_step(checkpoints)
     bad = {n: damage(step_folder(checkpoints, n), contents) for n in saved_steps(checkpoints)}
-    if tracked is not None and tracked in bad and bad[tracked] is None:
-        return []
-    whole = [step for step, why in bad.items() if why is None]
-    if not whole:
+
+    def choose() -> int | None:
+        whole = [step for step, why in bad.items() if why is None]
+        if tracked in whole:
+            return tracked
+        before = [step for step in whole if tracked is None or step < tracked]
+        return max(before or whole, default=None)
+
+    while (chosen := choose()) is not None:
+        files = step_folder(checkpoints, chosen).rglob("*.pt")
+        if (why := changed(files)) is None:
+            break
+        bad[chosen] = why
+    if chosen is None:
         if not (checkpoints / TRACKER).exists():
             return [f"step {n} is not whole ({why}): starting over" for n, why in bad.items()]
         found = "; ".join(f"step {n}: {why}" for n, why in bad.items())
@@ -120,11 +149,12 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
             f"({found or f'no folder {CHECKPOINT}*'}). Put one back, choose another "
             f"recipe.run_dir, or delete {checkpoints} to start from scratch"
         )
-    chosen = max([step for step in whole if tracked is None or step < tracked] or whole)
+    if chosen == tracked:
+        return []
     write_text(checkpoints / TRACKER, str(chosen))
     if tracked is None:
         return [f"no legible {TRACKER}: going on from step {chosen}, the newest whole checkpoint"]
-    why = bad.get(tracked, "its folder is missing")
+    why = bad.get(tracked) or "its folder is missing"
     return [
         f"the checkpoint of step {tracked} is not whole ({why}): going on from step {chosen}, the "
         "newest whole one before it"
@@ -154,14 +184,20 @@ def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
     write_text(checkpoints / TRACKER, step)
 
 
-def restore_line(run_dir: Path, checkpoints: Path) -> None:
-    """Append the tracked step's metrics if a kill came after its save and before its line."""
+def restore_line(run_dir: Path, checkpoints: Path) -> list[str]:
+    """Append the tracked step's line if a kill came after its save; return a message about it.
+
+    The line has ``restored``, and no metric that is computed after the save: times, lengths,
+    validation.
+    """
     step = tracked_step(checkpoints) or 0
     path = step_folder(checkpoints, step) / STATE
     line = read_json(path).get("line") if path.is_file() else None
     lines = read_metrics(run_dir)
-    if line and (not lines or lines[-1]["step"] < step):
-        append_metrics(run_dir, step, {**line, "restored": True})
+    if not line or (lines and lines[-1]["step"] >= step):
+        return []
+    append_metrics(run_dir, step, {**line, "restored": True})
+    return [f"the line of step {step} in metrics.jsonl has only the metrics from before its save"]
 
 
 def begin(folder: Path) -> None:

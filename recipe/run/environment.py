@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.files import write_text
+from recipe.run import host
 
 RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
 DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed
@@ -61,7 +62,8 @@ PACKAGES = (
 
 
 def set_defaults(*, cpu: bool, **more: str) -> None:
-    """Set the unset variables of `COMMON`, on a CPU machine `CPU`, and `more`."""
+    """Set the unset variables of `COMMON`, on a CPU machine `CPU`, and `more`; and PYTHONPATH."""
+    os.environ["PYTHONPATH"] = host.python_path(os.environ.get("PYTHONPATH", ""))
     for name, value in {**COMMON, **(CPU if cpu else {}), **more}.items():
         os.environ.setdefault(name, value)
 
@@ -80,6 +82,7 @@ def keep_wandb_run(path: Path) -> None:
 def inherited() -> dict[str, str]:
     """Return the variables that actors on other nodes must be given."""
     names = (*COMMON, *CPU, *LOGGERS, "OMP_NUM_THREADS", ENGINE_THREADS, RUN_DIR, RUN_ID, DEADLINE)
+    names += ("PYTHONPATH",)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

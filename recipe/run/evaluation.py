@@ -11,6 +11,7 @@ from prompt_aug.extraction import ExtractionName
 from prompt_aug.typed import (
     Above0,
     Count,
+    FileName,
     Part,
     Positive,
     Record,
@@ -30,7 +31,7 @@ Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 class BenchmarkRequest(Record):
     """A benchmark to evaluate. None: path, samples, template, shots of the benchmark `name`."""
 
-    name: Text
+    name: FileName
     path: Text | None = None
     samples: Samples | None = None
     template: Text | None = None

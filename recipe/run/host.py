@@ -1,4 +1,7 @@
-"""GPUs, disk space and ports of this machine. Standard library only: the doctor uses it."""
+"""GPUs, disk space, ports, Ray, and the path of the code of this machine.
+
+Standard library only, because the doctor uses it.
+"""
 
 import os
 import shutil
@@ -7,7 +10,14 @@ from pathlib import Path
 
 from prompt_aug.base.places import nearest
 
+ROOT = Path(__file__).resolve().parents[2]  # of this checkout
 PORT_REMEDY = "stop what holds the ports, or widen net.ipv4.ip_local_port_range"
+
+
+def python_path(given: str) -> str:
+    """Return a PYTHONPATH with which workers run this checkout's code, not the installed one's."""
+    others = (path for path in given.split(os.pathsep) if path not in ("", str(ROOT)))
+    return os.pathsep.join([str(ROOT), *others])
 
 
 def free_gib(folder: Path) -> float:
@@ -28,3 +38,18 @@ def gpus_here() -> int:
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+
+
+def unreachable(address: str, seconds: float = 5.0) -> str | None:
+    """Return why nothing listens at an address of Ray; None if it does, or names no port (auto).
+
+    Ray itself tries for 14 minutes.
+    """
+    name, _, number = address.removeprefix("ray://").rpartition(":")
+    if not number.isdecimal():
+        return None
+    try:
+        socket.create_connection((name.strip("[]"), int(number)), timeout=seconds).close()
+    except (OSError, OverflowError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    return None

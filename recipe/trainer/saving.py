@@ -172,7 +172,6 @@ class SavingTrainer(PPOTrainerSync):
             self.load_own_state(read_json(folder / checkpoints.STATE))
         # Steps after the checkpoint are trained again and would appear twice.
         run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
-        checkpoints.restore_line(self.run_dir, self.saves)
         self._delete_surplus()  # a kill after the last save may have left some
 
     def guard(self, metrics: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Every subclass of a class of verl lists in its docstring what it overrides, and why;
 tests/recipe/test_overrides.py finds the subclasses and compares the lists with the code.
-`recipe.rollout.server` adds a method to verl's vLLM server and overrides nothing. recipe.patches
-lists all replacements of foreign code.
+`recipe.rollout.server` mixes classes into verl's vLLM server. recipe.patches lists all replacements
+of foreign code.
 """
 
 import functools
@@ -50,9 +50,10 @@ class RecipeTrainer(SavingTrainer):
       _compute_ref_log_prob  the same
       _compute_values        the same; nothing if the critic is PCL's value model
       _update_critic         the same; the value model is trained on pass rates instead
-      _compute_advantage     ours, from one read of the batch; does not call verl's (verl_part.py)
+      _compute_advantage     ours, from one read of the batch; does not call verl's (verl_part.py);
+                             writes rollouts/ into the run folder
       _update_actor          sends fewer columns, as above; counts optimizer steps
-      _compute_metrics       writes metrics.jsonl and rollouts/ into the run folder
+      _compute_metrics       writes metrics.jsonl into the run folder
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
@@ -223,6 +224,13 @@ class RecipeTrainer(SavingTrainer):
             weight_logprobs=weight_logprobs,
             metrics=metrics,
         )
+        every = self.config.recipe.save_rollouts_every
+        if every and self.global_steps % every == 0:  # before a save: a kill then loses none
+            lines = records.lines(
+                self.rollouts, self.rewards_B, step=self.global_steps, tokenizer=self.tokenizer
+            )
+            path = run_folder.RunFolder(self.run_dir).rollouts(self.global_steps)
+            write_lines(path, lines)
         return batches.write(fetched, columns)
 
     def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
@@ -256,13 +264,6 @@ class RecipeTrainer(SavingTrainer):
         metrics["train/wall_seconds"] = self.wall_seconds
         self.guard(metrics)
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
-        every = self.config.recipe.save_rollouts_every
-        if every and self.global_steps % every == 0:
-            lines = records.lines(
-                self.rollouts, self.rewards_B, step=self.global_steps, tokenizer=self.tokenizer
-            )
-            path = run_folder.RunFolder(self.run_dir).rollouts(self.global_steps)
-            write_lines(path, lines)
 
     def _val_metrics_update(
         self,

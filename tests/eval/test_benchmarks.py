@@ -21,7 +21,7 @@ from eval.benchmarks import (
     suite_requests,
 )
 from eval.score import grade_samples
-from eval.settings import benchmark_identity, differences
+from eval.settings import benchmark_identity, differences, from_run
 from prompt_aug.grading import grade
 from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import (
@@ -54,6 +54,14 @@ def test_a_request_is_parsed() -> None:
             parse_request(wrong)
     with pytest.raises(EvaluationError, match="did you mean aime24"):
         parse_request("AIME24")
+
+
+@pytest.mark.parametrize("name", ["../toy", "a/b", ".a", "/tmp/a", ""])
+def test_a_name_that_is_no_folder_is_rejected_from_a_file_too(tmp_path: Path, name: str) -> None:
+    config = {"eval": {"benchmarks": [{"name": name, "path": "a.parquet"}]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(EvaluationError, match=r"benchmarks\[0\]\.name"):
+        from_run(tmp_path)
 
 
 # ------------------------------------------------------------------------- sizes and digests

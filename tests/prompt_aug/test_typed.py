@@ -4,11 +4,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+import yaml
 from pydantic import Field, model_validator
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError
-from prompt_aug.typed import Count, Record, Several, Share, Text, parse_typed, read_typed
+from prompt_aug.typed import (
+    Count,
+    Record,
+    Several,
+    Share,
+    Text,
+    parse_typed,
+    parse_yaml,
+    read_typed,
+)
 
 
 class Level(Record):
@@ -77,3 +87,36 @@ def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path, text: str) -> N
         make()
         with pytest.raises(OwnError, match=r"world\.yaml"):
             read_typed(path, World, OwnError)
+
+
+NINE = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]  # 9 ** 8 texts
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("\n".join(["a0: &a0 lol", *NINE]), "line 7: its aliases"),
+        ("\n".join(["a0: &a0 []", *NINE]), "line 8: its aliases"),
+        ("[" * 100_000, "line 1: more than 100 levels"),
+        ("a: &a\n  - *a", "line 2: *a contains itself"),
+        ("a: 1\nb: 12:30", "line 2: 12:30"),
+        ("12:30:10.5: b", "12:30:10.5"),
+        ("a: -010", "-010"),
+    ],
+)
+def test_hostile_and_misread_yaml_is_one_line(text: str, named: str) -> None:
+    with pytest.raises(FileError) as error:
+        parse_yaml(text, "w.yaml")
+    assert f"w.yaml, {named}" in str(error.value) or named in str(error.value)
+    assert len(str(error.value)) < 120 and "\n" not in str(error.value)
+
+
+def test_other_yaml_has_the_values_of_yaml() -> None:
+    text = "a: &a {b: '12:30', c: 0.10}\nd: [*a, 0, 2026-01-31, 3:a, \"010\"]\ne: {<<: *a, b: 1}\n"
+    assert parse_yaml(text, "w.yaml") == yaml.safe_load(text)
+
+
+def test_a_long_value_is_cut_in_a_message() -> None:
+    with pytest.raises(FileError) as error:
+        parse_typed({**GOOD, "rate": "x" * 10_000}, World, "w.yaml")
+    assert len(str(error.value)) < 300

@@ -1,9 +1,12 @@
 """The composition that tests use is hydra's own."""
 
+from pathlib import Path
+
 import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from prompt_aug.base.files import FileError
 from recipe.config import compose
 from recipe.errors import ConfigError
 
@@ -42,3 +45,15 @@ def test_a_wrong_override_is_refused_as_by_hydra(monkeypatch: pytest.MonkeyPatch
             told.append(str(refused.value))
     assert told[:3] == told[3:]
     assert told[1].startswith("method=gropo: no such file, did you mean grpo? Use one of balanced,")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "method/mine.yaml"])
+def test_hostile_yaml_in_a_folder_of_the_user_is_refused_before_hydra_reads_it(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "method").mkdir()
+    (tmp_path / "config.yaml").write_text("defaults: [recipe]\n")
+    (tmp_path / "method" / "unused.yaml").write_text("[")  # not read, so not refused
+    (tmp_path / name).write_text("[" * 100_000)  # a segmentation fault in libyaml's loader
+    with pytest.raises(FileError, match=f"{name}, line 1: more than 100 levels"):
+        compose.compose_config(str(tmp_path), [])

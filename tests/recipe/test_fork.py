@@ -151,6 +151,8 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     assert checkpoints.tracked_step(new.checkpoints) == 1
     save(new.checkpoints, 5, 1e-4)
     (new.checkpoints / checkpoints.TRACKER).write_text("5")
+    write_json(new.checkpoint(5) / checkpoints.STATE, {"line": {"step": 5}})  # then a kill
+    assert "step 5 in metrics.jsonl" in resume.repair_checkpoints(config)[0]
     assert resume.repair_checkpoints(config) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
     third = [f"recipe.run_dir={run.root.parent / 'third'}", words[0], words[3]]

@@ -8,6 +8,8 @@ from pathlib import Path
 import yaml
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, read_text
+from prompt_aug.typed import parse_yaml
 
 SLOT, CANDIDATE = "{question}", "{candidate}"
 
@@ -45,10 +47,10 @@ def load_prompt(name: str, option: str = "--prompt") -> Prompt:
                 f"instruction to a file, with {' and '.join(slots)} where the texts go."
             )
         try:
-            found = path.read_text(encoding="utf-8")
-            found = yaml.safe_load(found) if path.suffix in (".yaml", ".yml") else found
-        except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise RephraseError(f"{option}={name}: not UTF-8 text or yaml. {error}") from error
+            found = read_text(path)
+            found = parse_yaml(found, name) if path.suffix in (".yaml", ".yml") else found
+        except FileError as error:
+            raise RephraseError(f"{option}={error}") from error
     text = str(found.get("text", "") if isinstance(found, dict) else found)
     for slot in slots:
         if (count := text.count(slot)) != 1:

@@ -1,6 +1,7 @@
 """Questions, run folders and machines: what is refused, and what the checked files hold."""
 
 import dataclasses
+import socket
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,19 +9,29 @@ from typing import Any, ClassVar
 import pandas
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from tokenizers import AddedToken
 
-from prompt_aug.base.files import read_json, write_json, write_text
+from prompt_aug.base.files import lock, read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, write_parquet
 from recipe.config.compose import compose_config, known_keys
 from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import cpu_heads, first_checkpoint, gpus, lacks_wandb_key, port, room
+from recipe.preflight.machine import (
+    cpu_heads,
+    first_checkpoint,
+    gpus,
+    home,
+    lacks_wandb_key,
+    port,
+    ray,
+    room,
+)
 from recipe.preflight.resume import (
     ALGORITHM_KEYS,
+    own_folder,
     repair_checkpoints,
     same_functions,
     same_prompts,
@@ -524,6 +535,45 @@ def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("socket.socket.bind", refuse)
     assert "no free TCP port" in "".join(port(Setup(config)))
+
+
+def test_home_takes_files_and_ray_answers(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path(config.recipe.run_dir).parent))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert [*home(Setup(config)), *ray(Setup(config))] == []
+    monkeypatch.setenv("HOME", "/proc/nobody")  # takes no file, whoever asks
+    assert "".join(home(Setup(config))).startswith("HOME=/proc/nobody: cannot write there (")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*taken.getsockname())
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert f"RAY_ADDRESS={address}: no Ray there (Conn" in "".join(ray(Setup(config)))
+        taken.listen()
+        assert list(ray(Setup(config))) == []
+    with open_dict(config):
+        config.ray_kwargs.ray_init.address = address
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert "".join(ray(Setup(config))).startswith(
+        f"ray_kwargs.ray_init.address={address}: no Ray there"
+    )
+
+
+def test_a_folder_of_data_is_not_taken_for_a_run(config: Any, tmp_path: Path) -> None:
+    setup = changed(config, f"recipe.run_dir={tmp_path / 'new'}")
+    folder = tmp_path / "new"
+    assert list(own_folder(setup)) == []
+    folder.mkdir()
+    (folder / "slurm-17.log").touch()  # a job's, which begins before the training
+    (folder / ".requeues-17").touch()
+    assert list(own_folder(setup)) == []
+    (folder / "config.yaml").touch()  # as an example has it
+    assert "holds no run (config.yaml is there)" in "".join(own_folder(setup))
+    with lock(folder):  # a start
+        assert list(own_folder(setup)) == []
+    assert list(own_folder(setup)) == []
+    (folder / ".lock").unlink()  # a copy without hidden files
+    (folder / "metrics.jsonl").touch()
+    assert list(own_folder(setup)) == []
 
 
 def test_a_gpu_run_needs_its_gpus(

@@ -1,8 +1,11 @@
 """Whole and damaged checkpoints, from which one a run goes on, and which ones are deleted."""
 
+import struct
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from saved_checkpoint import save
 
 from recipe.errors import ConfigError
@@ -22,7 +25,20 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
+def flip(path: Path) -> None:
+    """Change the first number of a shard, which torch.load then returns in silence."""
+    with zipfile.ZipFile(path) as archive:
+        place = next(x for x in archive.infolist() if "/data/" in x.filename)
+    content = bytearray(path.read_bytes())
+    start = content.index(place.filename.encode(), place.header_offset)
+    tensor = content.index(struct.pack("<f", 1.0), start)
+    content[tensor : tensor + 4] = b"\xff\x00\xff\x00"
+    path.write_bytes(content)
+    assert torch.load(path)["w"][0] != 1
+
+
 HARM = {
+    "a tensor flipped": lambda p: flip(p / "actor/model_world_size_2_rank_1.pt"),
     "a shard cut": lambda p: cut(p / "actor/model_world_size_2_rank_1.pt"),
     "an empty shard": lambda p: (p / "actor/optim_world_size_2_rank_0.pt").write_bytes(b""),
     "no shard of a rank": lambda p: (p / "actor/extra_state_world_size_2_rank_1.pt").unlink(),

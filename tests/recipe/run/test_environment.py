@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,22 @@ def test_a_free_port_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", type("Full", (socket.socket,), {"bind": full}))
     with pytest.raises(OSError, match="in use"):
         host.free_port()
+
+
+def test_workers_run_the_code_of_this_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of another one, as in a git worktree with the environment of the main checkout."""
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "__init__.py").touch()
+    (tmp_path / "mine.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for _ in range(2):
+        environment.set_defaults(cpu=True)
+        assert os.environ["PYTHONPATH"] == f"{host.ROOT}{os.pathsep}{tmp_path}"
+    program = "import recipe.plugin, mine; print(recipe.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path.parent, capture_output=True, text=True
+    )
+    assert done.stdout == f"{host.ROOT}/recipe/__init__.py\n", done.stderr
+    assert environment.inherited()["PYTHONPATH"] == os.environ["PYTHONPATH"]

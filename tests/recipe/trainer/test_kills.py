@@ -83,6 +83,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
 def started(run: Path) -> Trainer:
     """The start of a run, before the first step."""
     checkpoints.repair(run / "checkpoints")
+    checkpoints.restore_line(run, run / "checkpoints")
     trainer = Trainer(run, total=LAST)
     trainer._load_checkpoint()
     return trainer

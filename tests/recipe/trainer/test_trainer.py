@@ -166,17 +166,19 @@ def test_only_a_repeatable_run_samples_in_rounds(
     assert trainer._build_replay_buffer().in_rounds is repeatable
 
 
-def test_rollouts_are_saved_every_second_step(
+def test_rollouts_are_saved_every_second_step_before_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: None)
     monkeypatch.setattr(records, "lines", lambda *_, step, **__: [{"step": step}])
-    none = dict.fromkeys(("use_critic", "rollouts", "rewards_B", "tokenizer"))
-    recipe = {"guard": {"action": "off"}, "save_rollouts_every": 2}
-    trainer = bare({"recipe": recipe}, train_dataloader=["a"], run_dir=tmp_path, **none)
+    monkeypatch.setattr(RecipeTrainer, "_fetch", lambda *_: (None, None))
+    monkeypatch.setattr(trainers, "signal_of", lambda *_, **__: (None, None, {}))
+    monkeypatch.setattr(trainers.batches, "write", lambda *_: None)
+    config = {"recipe": {"save_rollouts_every": 2}}
+    buffer = SimpleNamespace(filled_groups=())
+    trainer = bare(config, replay_buffer=buffer, run_dir=tmp_path, tokenizer=None)
     for step in range(1, 6):
         trainer.global_steps = step
-        trainer._compute_metrics(None, {})
+        trainer._compute_advantage(None, {})
     assert list(RunFolder(tmp_path).rollout_steps()) == [2, 4]
 
 

@@ -25,6 +25,7 @@ RECIPE = {
     "curriculum": {**OFF, "target": 0.5, "decay": 0.5},
     "overlong_filter": False,
     "save_tensors_every": 0,
+    "save_rollouts_every": 0,
 }
 CORRECTION = {
     "bypass_mode": False,
