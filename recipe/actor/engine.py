@@ -56,7 +56,7 @@ def is_zero_without_advantage(loss_function: Any) -> bool:
 
     True for the clipped surrogate alone; a KL term or an entropy bonus has a gradient of its own.
     """
-    config = getattr(loss_function, "keywords", {}).get("config")
+    config: Any = getattr(loss_function, "keywords", {}).get("config")
     mode = getattr(getattr(config, "policy_loss", None), "loss_mode", None)
     return mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff
 
@@ -77,7 +77,8 @@ def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[
     dynamic = tu.get_non_tensor_data(data, "use_dynamic_bsz", True)
     group = options.get("dp_group")
     ranks = torch.distributed.get_world_size(group) if group is not None else 1
-    separate = tu.get_non_tensor_data(data, SEPARATE, False)  # no token would count once
+    # A critic sets no such key: it computes rows separately, so that no token would count once.
+    separate = tu.get_non_tensor_data(data, SEPARATE, True)
     # Several ranks must have equally many micro-batches.
     if not dynamic or ranks > 1 or separate:
         return VERLS(data=data, **options)

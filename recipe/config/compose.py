@@ -112,7 +112,7 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
     variable RECIPE_MACHINE replaces the search for GPUs, as on a login node.
     """
     chosen = [text for text in overrides if text.startswith("machine=")]
-    defaults = OmegaConf.load(folder / "config.yaml").get("defaults") or []
+    defaults: Any = OmegaConf.select(OmegaConf.load(folder / "config.yaml"), "defaults") or []
     of_file = [d["override machine"] for d in defaults if "override machine" in d]
     if (chosen or of_file)[-1:] not in ([], ["machine=auto"], ["auto"]):
         return overrides

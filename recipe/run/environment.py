@@ -82,7 +82,7 @@ def keep_wandb_run(path: Path) -> None:
 def inherited() -> dict[str, str]:
     """Return the variables that actors on other nodes must be given."""
     names = (*COMMON, *CPU, *LOGGERS, "OMP_NUM_THREADS", ENGINE_THREADS, RUN_DIR, RUN_ID, DEADLINE)
-    names += ("PYTHONPATH",)
+    names += ("PYTHONPATH",)  # of a checkout that is not the installed one
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -46,7 +46,12 @@ def batch(**given: Any) -> TensorDict:
     for name, part in (("prompts", slice(0, 9)), ("responses", slice(9, None))):
         parts = [row[part] for row in rows]
         data[name] = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-    settings = {"use_remove_padding": False, "temperature": 0.7, "calculate_entropy": True}
+    settings = {
+        ours.SEPARATE: False,
+        "use_remove_padding": False,
+        "temperature": 0.7,
+        "calculate_entropy": True,
+    }
     tu.assign_non_tensor(data, **{**settings, **given})
     return data
 
@@ -159,6 +164,13 @@ def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone(
                 expected = wanted.unbind()[index]
                 torch.testing.assert_close(value[8:-1], expected[8:-1], atol=2e-6, rtol=0)
                 assert not value[:8].any()
+
+
+def test_a_critics_batch_is_divided_by_verl() -> None:
+    data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
+    del data[ours.SEPARATE]
+    parts, _ = ours.by_prefix(data, dp_group=None)
+    assert all(part["input_ids"].values().numel() <= 60 for part in parts)
 
 
 def advantages(signs: list[float]) -> Any:
