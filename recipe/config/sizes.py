@@ -2,8 +2,9 @@
 
 On a CPU (config/machine/cpu.yaml leaves them null; an override is kept):
 
-    rollout.dtype            bfloat16 if the processor multiplies it and the model is large, else
-                             float32; the actor's passes follow it, its parameters are float32
+    precision                actor_rollout_ref.rollout.dtype: bfloat16 if the processor multiplies
+                             it and the model is large, else float32; the actor's passes follow it,
+                             its parameters are float32
     weight bucket            the largest tensor in float32, at least 16 MB
     tokens of a micro-batch  2,048, or the longest sequence, or fewer if memory is short
 

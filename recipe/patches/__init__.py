@@ -8,7 +8,7 @@ tests/recipe/patches/test_list.py lists patches and tests. Subclasses through ve
 merger) are not patches: each lists its overrides in its docstring, and
 tests/recipe/test_overrides.py compares the lists with the code.
 
-Two other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
+Three other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
 
 prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project. It
 replaces the two functions with which latex2sympy reads a number, because they call exec and eval
@@ -16,4 +16,7 @@ and turn 0.333333 into 1/3, and the one with which sympy compiles a polynomial f
 
 prompt_aug/prepare/sources.py sets HF_HUB_OFFLINE in huggingface_hub and datasets if the hub does
 not answer: both read the variable only at import and would retry for a minute.
+
+recipe/actor/engine.py replaces verl's division into micro-batches for the actor on a CPU, which
+scatters the rows of a question; the function is called by its name in verl's module.
 """

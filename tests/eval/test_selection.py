@@ -48,7 +48,7 @@ def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
     assert data.result.step == 10 and list(data.result.benchmarks) == ["math500"]
     assert [row.total.accuracy for row in data.rows] == [0.25, 0.25, 0.5, 0.75]
     assert "step 10, picked by its 75.0 % on held" in chosen(data)
-    assert ("after step 10", "25.0 ±25.0 %") in headline(data, summary(data))
+    assert ("accuracy, after step 10", "25.0 ±25.0 %") in headline(data, summary(data))
     write_checkpoint(run / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
     with pytest.raises(EvaluationError, match=r"eval\.selection"):  # the scores have changed
         collect(run)

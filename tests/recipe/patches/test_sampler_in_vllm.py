@@ -8,6 +8,18 @@ import torch
 pytestmark = pytest.mark.config
 
 
+def test_vllm_still_draws_for_each_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    sampler = SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
+    generator = torch.Generator().manual_seed(0)
+    TopKTopPSampler.forward_cpu(sampler, torch.zeros(1, 300), {0: generator}, None, None)
+    wanted = torch.Generator().manual_seed(0)
+    torch.empty(300).exponential_(generator=wanted)
+    assert torch.equal(generator.get_state(), wanted.get_state())
+
+
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "processed_logits"])
 def test_it_draws_from_the_top_k_and_returns_what_the_mode_asks_for(
     mode: str, monkeypatch: pytest.MonkeyPatch
