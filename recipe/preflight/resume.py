@@ -21,7 +21,6 @@ from recipe.run import checkpoints, rollbacks
 from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
-OF_A_RUN = (LOCK, "metrics.jsonl", "fork.json")  # a start makes the first, before any other file
 # Keys that may not change when a run is resumed, because they change its results. After "!" are
 # exceptions, which change no result except by rounding: names and places, how often to save and
 # log, memory, batches of a forward pass, engines, ranks. The last match applies; a key without a
@@ -74,8 +73,10 @@ SAVED_KEYS = (
 
 def own_folder(s: Setup) -> Iterator[str]:
     """The run folder is new or empty, or holds a run: not the user's data."""
-    root = s.folder.root
-    if not root.is_dir() or any((root / name).exists() for name in OF_A_RUN):
+    folder, root = s.folder, s.folder.root
+    # A start makes the lock before any other file.
+    of_a_run = (root / LOCK, folder.metrics, folder.fork)
+    if not root.is_dir() or any(path.exists() for path in of_a_run):
         return
     other = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
     if other:
