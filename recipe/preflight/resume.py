@@ -73,8 +73,10 @@ SAVED_KEYS = (
 
 def own_folder(s: Setup) -> Iterator[str]:
     """The run folder is new or empty, or holds a run: not the user's data."""
-    root = s.folder.root  # a start makes the lock before any other file
-    if not root.is_dir() or any(p.exists() for p in (root / LOCK, s.folder.metrics, s.folder.fork)):
+    folder, root = s.folder, s.folder.root
+    # A start makes the lock before any other file.
+    of_a_run = (root / LOCK, folder.metrics, folder.fork)
+    if not root.is_dir() or any(path.exists() for path in of_a_run):
         return
     other = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
     if other:
