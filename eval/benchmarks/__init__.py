@@ -193,10 +193,9 @@ def load(
     benchmark = known or Benchmark(questions=1, file=str(path))
     source = str(path or benchmark.file or f"hub:{benchmark.hub}")
     rows = _questions(name, path, benchmark)
-    counted = count_repeats(rows)
-    if ours is known is not None and len(rows) == known.questions:
-        counted = [(question, 1) for question in rows]  # its published denominator
-    questions, repeats = [question for question, _ in counted], min(n for _, n in counted)
+    published = ours is known is not None and len(rows) == known.questions  # the denominator
+    counted = [(question, 1) for question in rows] if published else count_repeats(rows)
+    questions = [question for question, _ in counted]
     if known is not None and len(questions) != known.questions:
         raise EvaluationError(
             f"{name} has {known.questions} questions, but {source} has {len(questions)}: use "
@@ -216,7 +215,7 @@ def load(
             f"{name}: cyclic_options=true: its questions have {counts} options. Remove the setting."
         )
     orders = max(1, counts[0]) if cyclic_options else 1
-    default = max(repeats, 1 if greedy else benchmark.samples)
+    default = max(min(n for _, n in counted), 1 if greedy else benchmark.samples)
     wanted = request.samples or samples or -(-default // orders) * orders
     if wanted % orders:
         raise EvaluationError(
