@@ -112,9 +112,12 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
     variable RECIPE_MACHINE replaces the search for GPUs, as on a login node.
     """
     chosen = [text for text in overrides if text.startswith("machine=")]
-    defaults: Any = OmegaConf.select(OmegaConf.load(folder / "config.yaml"), "defaults") or []
-    of_file = [d["override machine"] for d in defaults if "override machine" in d]
+    # As text: a file that hydra cannot read gets its message later.
+    text = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    of_file = re.findall(r"override machine:\s*(\w+)", text)
     if (chosen or of_file)[-1:] not in ([], ["machine=auto"], ["auto"]):
+        return overrides
+    if not re.search(r"^defaults:.*\brecipe\b", text, re.DOTALL | re.MULTILINE):
         return overrides
     gpus = gpus_here()
     name = os.environ.get("RECIPE_MACHINE") or ("gpu" if gpus else "cpu")
