@@ -32,6 +32,7 @@ from recipe.run.folder import RunFolder
 from recipe.run.model_files import model_folder
 
 SPLITS = ("train_files", "val_files")
+SMOLLM2 = "bash scripts/smollm2.sh"  # makes models/smollm2* and data/smollm2
 TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn
 
 
@@ -86,11 +87,18 @@ PROMPTS: list[Check] = [
 # ------------------------------------------------------------------------- files
 
 
+def maker(path: str) -> str:
+    """Return the command that makes a missing model folder or data file."""
+    return SMOLLM2 if path.startswith(("models/smollm2", "data/smollm2/")) else command_for(path)
+
+
 def files(s: Setup) -> Iterator[str]:
     """The model and the data files exist."""
     model, found = s.model.path, []
     if not model:
         found.append("recipe.model_path: not set. Name a model folder or a hub id.")
+    elif maker(model) == SMOLLM2 and not Path(model).is_dir():
+        found.append(f"recipe.model_path={model}: no such folder. Make it: `{SMOLLM2}`.")
     elif not s.is_built(model):
         found += model_folder(model)
     own = {key: [p for p in paths_of(s.data[key]) if not s.is_built(p)] for key in SPLITS}
@@ -100,7 +108,7 @@ def files(s: Setup) -> Iterator[str]:
         held_out = " Or hold out questions of your own: prepare them with --validation N."
         remedy = held_out if key == "val_files" else ""
         found += [
-            f"data.{key}={path}: no such file. Make it: `{command_for(path)}`.{remedy}"
+            f"data.{key}={path}: no such file. Make it: `{maker(path)}`.{remedy}"
             for path in own[key]
             if not Path(path).exists()
         ]

@@ -12,6 +12,7 @@ from prompt_aug.base.errors import UsageError
 from recipe import shortcut
 from recipe.config import sizes
 from recipe.config.compose import compose_config, on_this_machine
+from recipe.preflight.data import files
 from recipe.preflight.machine import cpu_memory
 from recipe.preflight.rules import Setup
 from recipe.run import host
@@ -103,6 +104,16 @@ def test_a_model_that_never_fits_is_rejected(model: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(sizes, "total_memory", lambda: 8e9)
     (message,) = cpu_memory(Setup(composed(model)))
     assert message.startswith("recipe.model_path=")
+
+
+def test_the_missing_files_of_smollm2_name_the_command_that_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = list(files(Setup(compose_config("smollm2", ["machine=cpu"]))))
+    keys = ["recipe.model_path", "data.train_files", "data.val_files"]
+    assert [message.partition("=")[0] for message in found] == keys
+    assert all("`bash scripts/smollm2.sh`" in message for message in found)
 
 
 def test_the_toy_stays_in_float32() -> None:
