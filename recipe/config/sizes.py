@@ -14,7 +14,7 @@ b bytes of a matrix entry (2 or 4), K bytes of the KV cache:
     memory = BASE + 16 P + b P + K + 2 bucket + T (L b (10 h + 4 i) + V (2 b + 4))
 
 BASE are the processes of verl, Ray and vLLM; 16 P float32 parameters, gradients and Adam's moments;
-b P the engine's copy. `recipe.train --dry-run` prints it, and tests compare it with a run.
+b P the engine's copy. An estimate, which `recipe.train --dry-run` prints.
 """
 
 import functools
@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.config.shapes import Shape, known_shape
 from recipe.run.environment import ENGINE_THREADS
 
-BASE = 6.0e9  # measured with the toy model, whose own part is under 0.1e9 (examples/LOG.md)
+BASE = 6.0e9  # a training of the toy model, whose own part is small, holds up to 7 GiB
 LARGE = 50_000_000  # parameters from which bfloat16 is faster on processors that multiply it
 TOKENS = 2048  # of a micro-batch: more are not faster
 LEAST_BUCKET = 16  # MB
