@@ -156,7 +156,8 @@ class Engine:
                 for output in (output for output in engine.step() if output.finished):
                     answer, request = output.outputs[0], asked.pop(output.request_id)
                     response = {
-                        "response": self._end.text(answer.token_ids, request.stop),
+                        # Without the character that the limit cut, as a server of vLLM gives it.
+                        "response": self._end.text(answer.token_ids, request.stop).rstrip("\ufffd"),
                         "tokens": len(answer.token_ids),
                         "finish_reason": str(answer.finish_reason),
                     }
