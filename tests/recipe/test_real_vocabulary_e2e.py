@@ -4,7 +4,6 @@ The toy model has 260: sizes, buckets and samplers that suit it alone fail here.
 """
 
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prompt_aug.base.files import read_lines
 from prompt_aug.questions import make_question, write_parquet
 from recipe.run.folder import RunFolder, read_metrics
 
@@ -68,5 +68,5 @@ def test_a_step_with_a_real_vocabulary(model: Path, tmp_path: Path) -> None:
     # Random weights draw from the whole vocabulary, nearly uniformly: log 49,152 = 10.8 nats.
     assert 9.5 < line["train/entropy"] < 10.81
     assert line["rollout_corr/kl"] < 0.02
-    rollouts = (RunFolder(tmp_path / "run").rollouts / "step_1.jsonl").read_text().splitlines()
-    assert len({json.loads(row)["response"] for row in rollouts}) > 32
+    rollouts = read_lines(RunFolder(tmp_path / "run").rollouts / "step_1.jsonl")
+    assert len({row["response"] for row in rollouts}) > 32
