@@ -155,9 +155,13 @@ class Engine:
                     return
                 for output in (output for output in engine.step() if output.finished):
                     answer, request = output.outputs[0], asked.pop(output.request_id)
+                    text = self._end.text(answer.token_ids, request.stop)
+                    if (
+                        answer.finish_reason == "length"
+                    ):  # as a server of vLLM: no part of a character
+                        text = text.rstrip("\ufffd")
                     response = {
-                        # Without the character that the limit cut, as a server of vLLM gives it.
-                        "response": self._end.text(answer.token_ids, request.stop).rstrip("\ufffd"),
+                        "response": text,
                         "tokens": len(answer.token_ids),
                         "finish_reason": str(answer.finish_reason),
                     }
