@@ -156,9 +156,7 @@ class Engine:
                 for output in (output for output in engine.step() if output.finished):
                     answer, request = output.outputs[0], asked.pop(output.request_id)
                     text = self._end.text(answer.token_ids, request.stop)
-                    if (
-                        answer.finish_reason == "length"
-                    ):  # as a server of vLLM: no part of a character
+                    if answer.finish_reason == "length":  # no part of a character, as vLLM's server
                         text = text.rstrip("\ufffd")
                     response = {
                         "response": text,
