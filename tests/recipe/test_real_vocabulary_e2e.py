@@ -68,5 +68,5 @@ def test_a_step_with_a_real_vocabulary(model: Path, tmp_path: Path) -> None:
     # Random weights draw from the whole vocabulary, nearly uniformly: log 49,152 = 10.8 nats.
     assert 9.5 < line["train/entropy"] < 10.81
     assert line["rollout_corr/kl"] < 0.02
-    rollouts = read_lines(RunFolder(tmp_path / "run").rollouts / "step_1.jsonl")
+    rollouts = read_lines(RunFolder(tmp_path / "run").rollouts(1))
     assert len({row["response"] for row in rollouts}) > 32
