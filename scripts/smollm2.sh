@@ -40,6 +40,7 @@ made() { # FOLDER COMMAND ...
     mv "$folder.part" "$folder"
 }
 warm_start() { # verl's own SFT trainer: 52 updates of 16 worked answers, 5 to 10 minutes on two cores
+    rm -rf "$1.sft"
     env VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=recipe.plugin,recipe.patches.cpu.engines \
         GLOO_SOCKET_IFNAME=lo GOMP_SPINCOUNT=10000 TORCH_COMPILE_DISABLE=1 \
         OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}" \
@@ -54,8 +55,8 @@ warm_start() { # verl's own SFT trainer: 52 updates of 16 worked answers, 5 to 1
         engine.model_dtype=float32 engine.use_torch_compile=False optim.lr=1e-4 \
         optim.lr_warmup_steps=5 optim.weight_decay=0.0 trainer.device=cpu \
         trainer.n_gpus_per_node=1 'trainer.logger=[console]' trainer.total_epochs=1 \
-        trainer.save_freq=-1 trainer.resume_mode=disable \
-        'checkpoint.save_contents=[model,hf_model]' trainer.default_local_dir="$1.sft"
+        trainer.save_freq=52 'checkpoint.save_contents=[model,optimizer,extra,hf_model]' \
+        trainer.default_local_dir="$1.sft"
     mv "$1.sft"/global_step_*/huggingface "$1"
     rm -rf "$1.sft"
 }
