@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prompt_aug.base.tokenizers import generation_ends
+from prompt_aug.base.tokenizers import ChatTemplateError, chat_text, generation_ends
 from prompt_aug.grading.extract import END_MARKERS
 
 _MARKUP = re.compile(r"<.+>|\[.+\]")
@@ -57,10 +57,9 @@ def _between_turns(tokenizer: Any) -> list[int]:
     template = str(getattr(tokenizer, "chat_template", None) or "")
     if not template or "<|channel|>" in template:  # gpt-oss: several messages are one response
         return []
-    chat = [{"role": role, "content": content} for role, content in _CHAT]
     try:
-        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-    except Exception:  # code of the model's folder; `render` reports what it needs of it
+        text = chat_text(tokenizer, _CHAT)
+    except ChatTemplateError:  # `render` reports what it needs of the template
         return []
     between = text.partition(_CHAT[1][1])[2].partition(_CHAT[2][1])[0]
     return list(tokenizer.encode(between, add_special_tokens=False))

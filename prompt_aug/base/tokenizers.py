@@ -1,6 +1,7 @@
 """Load the tokenizer of a model and check it for missing or damaged files."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,22 @@ def load_tokenizer(model: str) -> Any:
             "Copy them from the model that it comes from."
         )
     return tokenizer
+
+
+class ChatTemplateError(Exception):
+    """The chat template fails; the message has the class of the error."""
+
+
+def chat_text(tokenizer: Any, chat: Sequence[tuple[str, str]], **arguments: Any) -> str:
+    """Return the (role, content) pairs in the tokenizer's chat template, which may raise anything.
+
+    Raises ChatTemplateError.
+    """
+    messages = [{"role": role, "content": content} for role, content in chat]
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+    except Exception as error:  # the template is code of the model's folder
+        raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
 
 
 def generation_ends(tokenizer: Any) -> frozenset[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.tokenizers import ChatTemplateError, chat_text
 from prompt_aug.questions import Question
 from prompt_aug.templates.template import SLOT, BankError, Template
 from prompt_aug.turns import control_token
@@ -175,19 +176,18 @@ def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Mes
     if messages[0][0] == "system":
         folded = (("user", f"{messages[0][1]}\n\n{messages[1][1]}"), *messages[2:])
     for attempt in dict.fromkeys((messages, folded)):
-        chat = [{"role": role, "content": content} for role, content in attempt]
         try:
-            text = tokenizer.apply_chat_template(
-                chat,
-                tokenize=False,
+            text = chat_text(
+                tokenizer,
+                attempt,
                 add_generation_prompt=True,
                 **{"date_string": DATE, **arguments},
             )
-        except Exception as error:  # the chat template is code of the model's folder
+        except ChatTemplateError as error:
             if attempt == folded:
                 raise RenderError(
-                    f"{style}: the tokenizer's chat template fails: {type(error).__name__}: "
-                    f"{error}. Correct it, or set recipe.augment.style=raw."
+                    f"{style}: the tokenizer's chat template fails: {error}. Correct it, or set "
+                    "recipe.augment.style=raw."
                 ) from error
             continue
         if all(content.strip() in text for _, content in attempt):
