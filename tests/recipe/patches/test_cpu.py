@@ -4,15 +4,12 @@ Fresh processes examine the libraries without the adapters and with them.
 """
 
 import importlib.metadata
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed
+from fresh_process import look
 
 from recipe.patches.cpu import adapters
 
@@ -176,23 +173,6 @@ replica = {
 }
 print(json.dumps({"bare": bare, "kept": kept, "replica": replica}))
 """
-
-
-def look(program: str, *arguments: str, **variables: str) -> Any:
-    """The last line that a fresh process prints, as JSON."""
-    names = ("VERL_", "VLLM_")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**clean, "VERL_PLATFORM": "cpu", "GLOO_SOCKET_IFNAME": "lo", **variables},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().split("\n")[-1])
 
 
 @pytest.fixture(scope="module")

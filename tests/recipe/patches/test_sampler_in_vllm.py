@@ -1,15 +1,10 @@
 """The sampler of large vocabularies inside vLLM's, in each mode of its log-probabilities."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_process import look
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.config
 # In a process of its own: vLLM's import replaces distutils, which other tests have loaded.
 PROGRAM = """
@@ -55,17 +50,7 @@ print(json.dumps(seen))
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return look(PROGRAM, VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_LOGGING_LEVEL="ERROR")
 
 
 def test_vllm_still_draws_for_each_entry(seen: dict[str, Any]) -> None:
