@@ -43,7 +43,9 @@ def status_of(url: str, data: bytes | None) -> int:
 def test_only_metrics_are_served(
     monkeypatch: pytest.MonkeyPatch, closed: bool, prometheus: bool, listens: str
 ) -> None:
-    import recipe.plugin  # noqa: F401, I001  (first: verl looks for vllm when it is imported)
+    from recipe.patches.cpu.adapters import adapt_vllm_version
+
+    adapt_vllm_version()  # first: verl looks for the distribution "vllm" when it is imported
     from verl.workers.rollout.vllm_rollout import vllm_async_server as verls
     from vllm.entrypoints.openai.cli_args import make_arg_parser
 
