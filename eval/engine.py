@@ -18,7 +18,7 @@ from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.templates.rendering import Messages
 from prompt_aug.turns import end_of_turn
 from recipe.run import environment
-from recipe.run.host import gpus_here
+from recipe.run.host import gpus_here, multiplies_bfloat16
 from recipe.run.model_files import unsupported_head
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
@@ -88,13 +88,15 @@ def prepare_environment(model: str) -> None:
 def precision(model: str, settings: Settings) -> str:
     """Return the precision of an engine on a CPU: the setting, or that of the weights for "auto".
 
-    vLLM's own "auto" computes in bfloat16 what is stored in float32.
+    vLLM's own "auto" computes in bfloat16 what is stored in float32. A processor that does not
+    multiply 16-bit numbers computes in float32.
     """
     config = Path(model) / "config.json"
     if settings.dtype != "auto" or gpus_here() or not config.is_file():
         return settings.dtype
     stored = read_json(config)
-    return str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
+    dtype = str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
+    return dtype if multiplies_bfloat16() else "float32"
 
 
 class Engine:
@@ -128,7 +130,7 @@ class Engine:
             options |= {"gpu_memory_utilization": self._settings.gpu_memory_utilization}
         dtype = precision(self._model, self._settings)
         if dtype != self._settings.dtype:
-            print(f"computes in {dtype}, in which the weights are stored (another: --dtype)")
+            print(f"computes in {dtype} (another: --dtype)")
         self._llm = LLM(
             model=self._model,
             dtype=dtype,

@@ -40,6 +40,9 @@ made() { # FOLDER COMMAND ...
     mv "$folder.part" "$folder"
 }
 warm_start() { # verl's own SFT trainer: 52 updates of 16 worked answers, 5 to 10 minutes on two cores
+    local numbers # of the matrix products: many processors multiply bfloat16 40 times slower
+    numbers=$("$python" -c 'from recipe.run.host import multiplies_bfloat16
+print("bf16" if multiplies_bfloat16() else "fp32")')
     rm -rf "$1.sft"
     env VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=recipe.plugin,recipe.patches.cpu.engines \
         GLOO_SOCKET_IFNAME=lo GOMP_SPINCOUNT=10000 TORCH_COMPILE_DISABLE=1 \
@@ -52,7 +55,9 @@ warm_start() { # verl's own SFT trainer: 52 updates of 16 worked answers, 5 to 1
         model.enable_gradient_checkpointing=False \
         model.external_lib=recipe.patches.cpu.engines \
         +model.override_config.attn_implementation=sdpa engine.strategy=fsdp2 \
-        engine.model_dtype=float32 engine.use_torch_compile=False optim.lr=1e-4 \
+        engine.model_dtype=float32 engine.use_torch_compile=False \
+        "+engine.mixed_precision={param_dtype: $numbers, reduce_dtype: fp32, buffer_dtype: fp32}" \
+        optim.lr=1e-4 \
         optim.lr_warmup_steps=5 optim.weight_decay=0.0 trainer.device=cpu \
         trainer.n_gpus_per_node=1 'trainer.logger=[console]' trainer.total_epochs=1 \
         trainer.save_freq=52 'checkpoint.save_contents=[model,optimizer,extra,hf_model]' \

@@ -17,7 +17,6 @@ BASE are the processes of verl, Ray and vLLM; 16 P float32 parameters, gradients
 b P the engine's copy. An estimate, which `recipe.train --dry-run` prints.
 """
 
-import functools
 import math
 import os
 from pathlib import Path
@@ -27,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.config.shapes import Shape, known_shape
 from recipe.run.environment import ENGINE_THREADS
+from recipe.run.host import multiplies_bfloat16
 
 BASE = 6.0e9  # a training of the toy model, whose own part is small, holds up to 7 GiB
 LARGE = 50_000_000  # parameters from which bfloat16 is faster on processors that multiply it
@@ -35,16 +35,6 @@ LEAST_BUCKET = 16  # MB
 CACHE = 1.0e9  # bytes of the KV cache of a small model
 ENGINE = "actor_rollout_ref.rollout"
 BUDGET = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-
-
-@functools.cache
-def multiplies_bfloat16() -> bool:
-    """Return whether the processor has instructions for bfloat16 products (AMX or AVX-512)."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2]
-    except OSError:
-        return False
-    return bool({"amx_bf16", "avx512_bf16"} & set(flags.partition("\n")[0].split()))
 
 
 def total_memory() -> float:

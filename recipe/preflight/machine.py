@@ -121,6 +121,18 @@ def cpu_heads(s: Setup) -> Iterator[str]:
         yield f"recipe.model_path={model}: {why}. Choose another model, or GPUs (machine=gpu)."
 
 
+def cpu_precision(s: Setup) -> Iterator[str]:
+    """The processor multiplies the numbers of the engine and of the actor's passes."""
+    key = "actor_rollout_ref.rollout.dtype"
+    if s.trainer.device != "cpu" or not s.here or host.multiplies_bfloat16():
+        return
+    if (dtype := str(s.get(key))) not in ("float32", "fp32"):
+        yield (
+            f"{key}={dtype}: this processor has no instructions for it and would be about 40 times "
+            "slower than with float32. Leave it null."
+        )
+
+
 def first_checkpoint(s: Setup) -> Iterator[str]:
     """The disk holds one checkpoint; the trainer checks the room of each later one."""
     shape, run_dir = known_shape(s.recipe.model_path), Path(s.recipe.run_dir).resolve()
@@ -168,6 +180,7 @@ MACHINE: list[Check] = [
     gpus,
     cpu_memory,
     cpu_heads,
+    cpu_precision,
     first_checkpoint,
     HEADS,
     Rule(

@@ -3,6 +3,7 @@
 Standard library only, because the doctor uses it.
 """
 
+import functools
 import os
 import shutil
 import socket
@@ -38,6 +39,20 @@ def gpus_here() -> int:
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has instructions for bfloat16 products (AMX or AVX-512).
+
+    Without them torch 2.13 computes them 37 times slower than in float32 (AVX2, 2 cores, 1024 x 576
+    x 1536: 1.2 and 43 GFLOP/s).
+    """
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2]
+    except OSError:
+        return False
+    return bool({"amx_bf16", "avx512_bf16"} & set(flags.partition("\n")[0].split()))
 
 
 def unreachable(address: str, seconds: float = 5.0) -> str | None:

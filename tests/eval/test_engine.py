@@ -18,6 +18,7 @@ from eval.engine import (
     Request,
     check_hardware,
     check_heads,
+    precision,
     prepare_environment,
 )
 from eval.settings import Settings
@@ -40,6 +41,19 @@ def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> N
     check_hardware(Settings(tensor_parallel=2))
     with pytest.raises(EvaluationError, match=r"--tensor-parallel 4 .* 2"):
         check_hardware(Settings(tensor_parallel=4))
+
+
+@pytest.mark.parametrize(
+    ("asked", "multiplies", "computed"),
+    [("auto", True, "bfloat16"), ("auto", False, "float32"), ("bfloat16", False, "bfloat16")],
+)
+def test_precision_on_a_cpu_is_that_of_the_weights_if_it_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: Any, multiplies: bool, computed: str
+) -> None:
+    monkeypatch.setattr("eval.engine.gpus_here", lambda: 0)
+    monkeypatch.setattr("eval.engine.multiplies_bfloat16", lambda: multiplies)
+    write_json(tmp_path / "config.json", {"dtype": "bfloat16"})
+    assert precision(str(tmp_path), Settings(dtype=asked)) == computed
 
 
 @pytest.mark.config  # imports vllm

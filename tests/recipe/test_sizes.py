@@ -13,7 +13,7 @@ from recipe import shortcut
 from recipe.config import sizes
 from recipe.config.compose import compose_config, on_this_machine
 from recipe.preflight.data import files
-from recipe.preflight.machine import cpu_memory
+from recipe.preflight.machine import cpu_memory, cpu_precision
 from recipe.preflight.rules import Setup
 from recipe.run import host
 from recipe.run.environment import ENGINE_THREADS
@@ -204,3 +204,17 @@ def test_the_short_form_stands_for_the_long_one(
     made = (tmp_path / "data/sums/train.parquet").stat().st_mtime_ns
     assert shortcut.expand("dapo", "some/model", "sums.jsonl", ["recipe.seed=3"]) == long
     assert (tmp_path / "data/sums/train.parquet").stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "dtype", "refused"),
+    [(False, "bfloat16", True), (True, "bfloat16", False), (False, "float32", False)],
+)
+def test_16_bits_need_a_processor_that_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch, model: str, multiplies: bool, dtype: str, refused: bool
+) -> None:
+    monkeypatch.setattr(host, "multiplies_bfloat16", lambda: multiplies)
+    config = composed(model, f"actor_rollout_ref.rollout.dtype={dtype}")
+    assert [message.partition(":")[0] for message in cpu_precision(Setup(config))] == (
+        [f"actor_rollout_ref.rollout.dtype={dtype}"] if refused else []
+    )
