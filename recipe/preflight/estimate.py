@@ -45,7 +45,8 @@ class Speed(NamedTuple):
 
 
 # One H200 (examples/SIZES.md): the update reached 0.33 to 0.37 alone and 0.19 in verl's step, 128
-# responses at once 0.2 of the bandwidth; the rest of a step took 0.3 s, of the first one 14 s.
+# responses at once 0.2 of the bandwidth; the rest of a step took 0.3 s, of the first one 14 s. SLOW
+# has a margin below 0.19.
 FAST, SLOW = Speed(0.36, 0.5, 0.5), Speed(0.15, 0.2, 15.0)
 
 
