@@ -100,7 +100,7 @@ def test_the_actors_memory_by_hand() -> None:
 
 @pytest.mark.config
 def test_a_critic_is_a_second_model() -> None:
-    actor, both = estimate(), estimate("critic.enable=true", "recipe.advantage.name=gae")
+    actor, both = estimate(), estimate("critic.enable=true", "recipe.advantage.name=verl:gae")
     assert both.actor_memory()["states"] == 2 * actor.actor_memory()["states"]
     assert saved_bytes(both.setup, SHAPE) == 2 * 18_524_571_648
     alone, seconds = actor.actor_seconds(SPEED), both.actor_seconds(SPEED)
