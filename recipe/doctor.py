@@ -1,9 +1,9 @@
-"""Check whether a run could start on this machine: ``python -m recipe.doctor``.
+"""Check whether a run could start on this machine: ``python -m recipe.doctor [--train]``.
 
 Prints versions, platform, devices, plug-ins, room and ports, and a remedy for each problem. Exit
 code 1 if a run could not start. Imports only the standard library, so it runs where everything else
 is broken. verl, vLLM, Ray and the launcher are imported in separate processes in parallel, and a
-failure is shown with its traceback.
+failure is shown with its traceback. ``--train`` then makes the trial run of recipe/trial.py.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from prompt_aug.base.commands import make_parser
+from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.places import nearest, unwritable
 from recipe.preflight.probes import Finding, finish, install, probes, start
 from recipe.run import host
@@ -274,14 +274,30 @@ def line(check: Finding) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser("python -m recipe.doctor", __doc__, example="python -m recipe.doctor")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders will be")
+    parser.add_argument(
+        "--train",
+        nargs="*",
+        metavar=("EXAMPLE", "KEY=VALUE"),
+        help="then train two steps, export and evaluate; default: smollm2 if its model exists, "
+        "else toy",
+    )
     parsed = parser.parse_args(arguments)
     stop = []
     for check in examine(parsed.runs, os.environ):
         print(line(check), flush=True)
         stop += [check.name] if check.needed and not check.ok else []
     verdict = f"a training run could NOT start: {', '.join(stop)}" if stop else "a run could start"
-    print(f"recipe.doctor: {verdict}")
-    return int(bool(stop))
+    print(f"recipe.doctor: {verdict}", flush=True)
+    if stop or parsed.train is None:
+        return int(bool(stop))
+    from recipe.trial import trial  # imports more than the standard library
+
+    return run(
+        "recipe.doctor",
+        lambda: trial(parsed.runs, parsed.train),
+        interrupted="the trial's folder stays",
+        progress=False,
+    )
 
 
 if __name__ == "__main__":

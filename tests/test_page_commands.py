@@ -78,7 +78,7 @@ def test_a_command_of_a_page_is_accepted(
         ("python -m prompt_aug.rephrase Q.parquet OUT.parquet", "--model"),
         ("python -m eval.publish RUN", "--card"),
         ("bash scripts/submit.sh --array=0-3 sweep RUN --benchmrak amc", "--benchmrak"),
-        ("python scripts/bench.py driver --repaets 2", "--repaets"),
+        ("python scripts/bench.py step --setps 2", "--setps"),
     ],
 )
 def test_a_wrong_command_is_rejected(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from eval import EvaluationError
 from eval.command import add_settings, run_command, text
-from eval.publish import Evaluated, card, loggers
+from eval.publish import card, loggers
 from eval.report.data import scored_steps
 from prompt_aug.base.commands import add_steps, existing, make_parser
 from prompt_aug.base.errors import UsageError
@@ -28,7 +28,7 @@ def publish(options: argparse.Namespace) -> None:
     if missing := sorted(set(steps or ()) - set(scored)):
         raise EvaluationError(f"{run} has no scores of the steps {missing}: {sorted(scored)}")
     checkpoints = [
-        Evaluated(one.folder, one.record, run, step)
+        card.Evaluated(one.folder, one.record, run, step)
         for step, one in scored.items()
         if steps is None or step in steps
     ]
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("run", type=existing, help="run folder")
     add_steps(parser)
     add_settings(parser)
-    known = sorted(loggers.LOGGERS)
-    add("--log", nargs="+", choices=known, default=[], help="add to the training's run")
+    add("--log", nargs="+", choices=loggers.LOGGERS, default=[], help="add to the training's run")
     add("--card", action="store_true", help="write the model card README.md in RUN/hf/step_N")
     add("--push", type=text, metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
     add("--public", action="store_true", help="with --push: visible to everyone")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from huggingface_hub.errors import HFValidationError
 
 from eval import EvaluationError
 from eval.checkpoints import from_manifest, verify
-from eval.publish import Evaluated
 from eval.report import tables
+from eval.score import Scored
 from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
@@ -30,7 +31,18 @@ from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
-TOY_LICENSE = "apache-2.0"  # the toy start model is a part of this repository
+
+
+@dataclass(frozen=True)
+class Evaluated(Scored):
+    """A scored checkpoint of a run, and the name of its model."""
+
+    run: Path
+    step: int
+
+    @property
+    def model(self) -> str:
+        return f"{self.run.resolve().name}-step_{self.step}"
 
 
 def write(checkpoint: Evaluated) -> Path:
@@ -48,21 +60,17 @@ def write(checkpoint: Evaluated) -> Path:
 def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
     """Upload the exported folder with its card, private unless `public`; return its address."""
     hub, folder = HfApi(), write(checkpoint).parent
-    message = f"{checkpoint.model}, with its scores"
     try:
         hub.create_repo(repository, private=not public, exist_ok=True)
         if bool(hub.repo_info(repository).private) == public:
-            is_now, change = ("private", "leave out") if public else ("public", "add")
-            raise EvaluationError(
-                f"--push {repository}: it exists and is {is_now}. Change that at the hub, or "
-                f"{change} --public"
-            )
-        done = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+            found = "private" if public else "public, and --public is not given"
+            raise EvaluationError(f"--push {repository}: it exists and is {found}")
+        done = hub.upload_folder(repo_id=repository, folder_path=folder)
     except (HTTPError, OSError, HFValidationError) as error:
+        reason = str(error).partition("\n")[0]
         raise EvaluationError(
-            f"--push {repository}: {constants.ENDPOINT} rejects it: "
-            f"{str(error).partition(chr(10))[0]}. Check the network, HF_ENDPOINT and the token "
-            "(`hf auth login`), then run the same command again."
+            f"--push {repository}: {constants.ENDPOINT} rejects it: {reason}. Check the network, "
+            "HF_ENDPOINT and the token (`hf auth login`), then run the same command again."
         ) from error
     return str(done.commit_url)
 
@@ -80,12 +88,11 @@ def model_card(checkpoint: Evaluated) -> str:
     results, scores = [], [["benchmark", "questions x samples", "% correct"]]
     for benchmark, entry in checkpoint.benchmarks.items():
         asked, value = entry["settings"], round(100 * entry["accuracy"], 2)
-        metric = "pass@1" if asked["samples"] > 1 else "accuracy"
-        results.append(EvalResult("text-generation", benchmark, benchmark, metric, value))
+        results.append(EvalResult("text-generation", benchmark, benchmark, "pass@1", value))
         size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
         own = ("template", "shots", "extraction", "tolerance")
-        told = [f"{k} {asked[k]}" for k in own if asked.get(k) not in (None, "default")]
-        scores.append([benchmark, ", ".join([size, *told]), tables.share(entry)])
+        named = [f"{k} {asked[k]}" for k in own if asked.get(k) not in (None, "default")]
+        scores.append([benchmark, ", ".join([size, *named]), tables.share(entry)])
     data = ModelCardData(
         base_model=hub_id,
         datasets=hubs or None,
@@ -96,26 +103,25 @@ def model_card(checkpoint: Evaluated) -> str:
         model_name=checkpoint.model,
         eval_results=results,
     )
-    unknown = "unknown: see the base model's. Add `license:` before publishing."
     facts = {
         "run": checkpoint.run.resolve().name,
         "base model": name,
         "method": tables.method(config) or "not recorded",
         "training data": ", ".join(sorted(sources)) or "not recorded",
         "step": checkpoint.step,
-        "license": license_name or unknown,
+        "license": license_name or "unknown. Add `license:` before publishing.",
         "commit of the training": trained.get("commit"),
         "commit of the evaluation": checkpoint.record["environment"].get("commit"),
     }
-    used = checkpoint.record["settings"].items()
-    settings = ", ".join(f"{key} {value}" for key, value in used if "sha256" not in key)
+    settings = checkpoint.record["settings"].items()
+    told = ", ".join(f"{key} {value}" for key, value in settings if "sha256" not in key)
     return str(
         ModelCard(
             f"---\n{data.to_yaml()}\n---\n\n# {checkpoint.model}\n\n"
             f"{tables.markdown_table([[key, str(value)] for key, value in facts.items()])}\n\n"
             f"## Scores\n\n{tables.markdown_table(scores)}\n\n"
             "±: one standard error, clustered by question. Brackets: 95 % interval, at 0 and "
-            f"100 %. Settings: {settings}. Grader {checkpoint.record['grader']}."
+            f"100 %. Settings: {told}. Grader {checkpoint.record['grader']}."
             f"{_picked(checkpoint)}\n\n"
             f"## Prompt\n\n{_prompt(checkpoint, config)}"
         )
@@ -124,11 +130,11 @@ def model_card(checkpoint: Evaluated) -> str:
 
 def _picked(checkpoint: Evaluated) -> str:
     """Return a sentence about the score that picked this step; "" for any other step."""
-    selection = checkpoint.selection
-    if selection is None or selection.step != checkpoint.step:
+    chosen = checkpoint.selection
+    if chosen is None or chosen.step != checkpoint.step:
         return ""
-    named = f" The step was picked by its score on {selection.benchmark}"
-    return named + (", which is too high." if selection.kind == "test" else ".")
+    high = ", which is too high" if chosen.kind == "test" else ""
+    return f" The step was picked by its score on {chosen.benchmark}{high}."
 
 
 def _license(card: Path) -> str | None:
@@ -139,11 +145,6 @@ def _license(card: Path) -> str | None:
 def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     """Return name, hub id and license of the start model, without any local path."""
     path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
-    cache, world = (select(config, f"recipe.toy.{key}") for key in ("cache", "world"))
-    # CACHE/DIGEST/model, where the run was started from; CACHE may be relative.
-    made = Path(path).parts[-3:-2] == (Path(str(cache)).name,)
-    if select(config, "recipe.toy.enable") and made:
-        return f"start model of the toy world {world}", None, TOY_LICENSE
     cached = CACHED.search(path)
     name = "/".join(cached.groups()) if cached else path
     hub_id = name if HUB_ID.fullmatch(name) and (cached or not Path(path).is_dir()) else None
@@ -167,11 +168,10 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
     }
     trained = select(config, "recipe.augment.templates") or []
     content = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
-    fence = "`" * (max([2, *map(len, re.findall("`+", content))]) + 1)
     return (
         f"Template `{template.name}`, style `{prompts.form.style}`. Render the messages with the "
         "tokenizer's chat template and append the prefill. With style `raw` or `bare`, "
         "or without a chat template, join the messages with empty lines."
-        f"\n\n{fence}yaml\n{content}{fence}\n"
+        f"\n\n~~~~yaml\n{content}~~~~\n"
         + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
     )

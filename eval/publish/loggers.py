@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.publish import Evaluated
+from eval.publish.card import Evaluated
 from recipe.run import environment
 from recipe.run.folder import RunFolder, read_config, select
 
@@ -38,10 +38,7 @@ def to_tensorboard(run: Path, checkpoints: Sequence[Evaluated]) -> Path:
 
 
 def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
-    """Log into the training's wandb run (WANDB_MODE=offline: a folder of RUN); return its id.
-
-    wandb's own step only grows, and the training has advanced it: scores have the axis `eval/step`.
-    """
+    """Log into the training's wandb run (WANDB_MODE=offline: a folder of RUN); return its id."""
     import wandb
 
     folder = RunFolder(run)
@@ -54,7 +51,7 @@ def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
         resume="allow",
         dir=str(run),
     ) as session:
-        session.define_metric("eval/step")
+        session.define_metric("eval/step")  # wandb's own step cannot go back
         session.define_metric("eval/*", step_metric="eval/step")
         for checkpoint in checkpoints:
             session.log({"eval/step": checkpoint.step, **scalars(checkpoint)})

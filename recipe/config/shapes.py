@@ -1,4 +1,7 @@
-"""Shapes of models and of GPUs: numbers of parameters and bytes, by formula."""
+"""Shapes of models: numbers of parameters and bytes, by formula.
+
+shapes.json has fields of the config.json of models on the Hugging Face hub.
+"""
 
 import contextlib
 from collections.abc import Iterable
@@ -14,21 +17,16 @@ FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "vocab_size"),
 )
-# Values that transformers takes where a config.json lacks them, as those of Gemma on the hub do.
-GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
-GEMMA_3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
-LEFT_OUT: dict[str, dict[str, Any]] = {
+# Values that transformers takes where a config.json lacks them.
+DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
     "smollm3": {"tie_word_embeddings": True},
-    "gemma": GEMMA,
-    "gemma2": GEMMA,
-    "gemma3_text": GEMMA | GEMMA_3,
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A dense decoder: attention and a gated MLP in every layer, as in llama, qwen and gemma."""
+    """A dense decoder: attention and a gated MLP in every layer, as in llama and qwen."""
 
     hidden: int
     layers: int
@@ -40,24 +38,22 @@ class Shape:
     tied: bool  # the output matrix is the embedding
     bias: bool  # of q, k and v
     qk_norm: bool
-    norms: int  # of a layer, in units of the hidden size
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Self:
         """Create from a Hugging Face config.json; ConfigError for a mixture of experts.
 
-        For models other than llama, qwen and gemma, the counts of norms and biases may be wrong.
+        For models other than llama and qwen, the counts of norms and biases may be wrong.
         """
-        config = config.get("text_config") or config  # of models that read images too
-        kind = config.get("model_type")
-        config = LEFT_OUT.get(kind or "", {}) | config
+        kind = str(config.get("model_type"))
+        config = DEFAULTS.get(kind, {}) | config
         missing = [name for name in FIELDS if name not in config]
         experts = [name for name in config if "expert" in name]
         if missing or experts:
             why = f"it has {experts[0]}" if experts else f"it has no {', '.join(missing)}"
             raise ConfigError(
-                f"model_type {kind}: {why}, and the plan knows dense decoders alone. Estimate with "
-                "a dense model of the same size: recipe.model_path=..."
+                f"model_type {kind}: {why}. Only dense decoders are estimated. Name one of the "
+                "same size: recipe.model_path=..."
             )
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         return cls(
@@ -70,8 +66,7 @@ class Shape:
             vocab=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
             bias=bool(config.get("attention_bias", kind == "qwen2")),
-            qk_norm=kind in ("qwen3", "gemma3_text"),
-            norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+            qk_norm=kind == "qwen3",
         )
 
     @property
@@ -84,7 +79,7 @@ class Shape:
         """Parameters of a layer: q, k, v, o, the three matrices of the MLP, and the norms."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q + 2 * kv) + (q + 2 * kv) * self.bias
-        norms = self.norms * self.hidden + 2 * self.head_dim * self.qk_norm
+        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
         return attention + 3 * self.hidden * self.intermediate + norms
 
     @property
@@ -106,30 +101,23 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-def known_shapes() -> dict[str, dict[str, Any]]:
-    """Return shapes.json: model -> fields of its config.json."""
-    return read_json(Path(__file__).with_name("shapes.json"))
-
-
 def shape_of(model: str) -> Shape:
     """Return the shape of a local folder, or of a model in shapes.json or the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    local = Path(model) / "config.json"
+    local, known = Path(model) / "config.json", read_json(Path(__file__).with_name("shapes.json"))
     if local.is_file():
         return Shape.of(read_json(local))
-    known = known_shapes()
-    if found := known.get(model) or known.get(model.removesuffix("-Instruct")):
+    if found := known.get(model.removesuffix("-Instruct")):
         return Shape.of(found)
     with contextlib.suppress(HFValidationError):  # a path, not an id
         cached = try_to_load_from_cache(model, "config.json")  # no network access
         if isinstance(cached, str):
             return Shape.of(read_json(Path(cached)))
     raise ConfigError(
-        f"the shape of {model} is not known: name a local folder with its config.json "
-        "(recipe.model_path=...), a model that is in the cache of Hugging Face, or one of "
-        f"{', '.join(known)}"
+        f"recipe.model_path={model}: its shape is unknown. Name a local folder with config.json, a "
+        f"model in the cache of Hugging Face, or one of {', '.join(known)}."
     )
 
 
@@ -139,23 +127,3 @@ def known_shape(model: str | None) -> Shape | None:
         return shape_of(model) if model else None
     except ConfigError:
         return None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    """Bytes of memory, dense 16-bit operations and bytes of memory traffic per second."""
-
-    memory: float
-    flops: float
-    bandwidth: float
-
-
-# From vendors' data sheets; the memory is what the driver reports, below the nominal size.
-GPUS = {
-    "h100-80": Gpu(memory=79.6 * 2**30, flops=989e12, bandwidth=3.35e12),
-    "h200-141": Gpu(memory=139.8 * 2**30, flops=989e12, bandwidth=4.8e12),
-    "a100-80": Gpu(memory=79.3 * 2**30, flops=312e12, bandwidth=2.04e12),
-    "a100-40": Gpu(memory=39.4 * 2**30, flops=312e12, bandwidth=1.56e12),
-    "l40s-48": Gpu(memory=44.5 * 2**30, flops=362e12, bandwidth=0.864e12),
-    "rtx4090-24": Gpu(memory=23.6 * 2**30, flops=165e12, bandwidth=1.008e12),
-}

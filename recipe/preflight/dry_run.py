@@ -1,6 +1,5 @@
 """Describe what a run would do and write: ``recipe.train EXAMPLE --dry-run``."""
 
-import dataclasses
 import statistics
 import tempfile
 from pathlib import Path
@@ -14,16 +13,16 @@ from prompt_aug.questions import read_parquet
 from prompt_aug.templates import load_bank
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
-from recipe.config.shapes import GPUS, known_shape
+from recipe.config.shapes import known_shape
 from recipe.preflight.data import SPLITS, limited, load_tokenizer, paths_of, prepare_data
-from recipe.preflight.estimate import run_hours, saved_bytes, work_of
+from recipe.preflight.estimate import FAST, GPUS, SLOW, Estimate, saved_bytes
 from recipe.preflight.rules import Setup
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
 from recipe.run.folder import read_metrics
 from recipe.toy import build as toy
 
-GPU = "h100-80"  # what the hours are estimated for
+GPU, VALIDATION = "h100-80", 500  # assumed for the hours: GPU, responses of a validation
 
 
 def describe(config: DictConfig, prompts: Prompts) -> str:
@@ -137,10 +136,9 @@ def hours(config: DictConfig, steps: int) -> str:
     shape = known_shape(config.recipe.model_path)
     if config.trainer.device == "cpu" or shape is None:
         return "unknown until the run folder has a step"
-    work = dataclasses.replace(work_of(config, shape, GPUS[GPU]), steps=steps)
-    return (
-        f"{run_hours(work):.1f} on {work.gpus} x {GPU}, estimated by recipe.plan and not measured"
-    )
+    run = Estimate(Setup(config), shape, GPUS[GPU])
+    fast, slow = (run.hours(steps, VALIDATION, speed) for speed in (FAST, SLOW))
+    return f"{fast:.1f} to {slow:.1f} on {run.setup.gpus} x {GPU}, estimated as by recipe.plan"
 
 
 def memory(config: DictConfig) -> str:

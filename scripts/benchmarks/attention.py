@@ -19,8 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
+from prompt_aug.base.files import read_json
 from recipe.patches.logprobs import logprobs
-from recipe.preflight.accept_work import random_weights
+from recipe.run.host import ROOT
 
 EXAMPLE = "--attention sdpa flex_attention --tokens 4096 8192 16384"
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000}
@@ -48,12 +49,12 @@ def packed(tokens: int, device: str) -> dict[str, torch.Tensor]:
 
 
 def model_of(attention: str, device: str) -> Any:
-    config = Qwen2Config(**TINY, attn_implementation=attention)
+    fields = dict(TINY)
+    if device == "cuda":
+        fields = read_json(ROOT / "recipe/config/shapes.json")["Qwen/Qwen2.5-Math-1.5B"]
+    config = Qwen2Config(**fields, attn_implementation=attention)
     with torch.device(device):
-        if device == "cuda":
-            model = random_weights(config)
-        else:
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 

@@ -154,9 +154,6 @@ def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: 
     card = card_of(run, **start(base))
     assert (card.data.license, card.data.base_model) == ("mit", None)
     assert "| base model | base |" in card.text and "private" not in card.content
-    toy = {"toy": {"enable": True, "cache": tmp_path.name, "world": "few"}}
-    card = card_of(run, **start(base), recipe=toy)
-    assert card.data.license == "apache-2.0" and "toy world few" in card.text
 
 
 class Hub:

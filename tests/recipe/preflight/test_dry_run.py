@@ -63,7 +63,7 @@ def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: P
     assert hours(config, 24).startswith("unknown")
     with open_dict(config):
         config.trainer.device, config.recipe.model_path = "cuda", MATH_1B
-    assert "estimated by recipe.plan" in hours(config, 24)
+    assert "estimated as by recipe.plan" in hours(config, 24)
     steps = "".join(f'{{"step": {i}, "timing_s/step": {i}}}\n' for i in (1, 2, 9))
     (tmp_path / "metrics.jsonl").write_text(steps)
     assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"

@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import FSDPActorConfig
 
-from prompt_aug.base.files import write_json
+from prompt_aug.base.files import read_json, write_json
+from recipe.config import shapes
 from recipe.config.compose import is_open
 from recipe.config.schema import KLType
-from recipe.config.shapes import known_shapes
 from recipe.errors import ConfigError
 from recipe.preflight import checks, rules
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, REJECTIONS
@@ -556,7 +556,8 @@ def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Pa
 
 
 def test_triton_kernels_take_the_hidden_size_in_steps_of_128(toy: Any, tmp_path: Path) -> None:
-    shape = known_shapes()["Qwen/Qwen2.5-Math-1.5B"]  # 1536
+    known = read_json(Path(shapes.__file__).with_name("shapes.json"))
+    shape = known["Qwen/Qwen2.5-Math-1.5B"]  # 1536
     for hidden, found in ((1536, 0), (576, 1)):
         write_json(tmp_path / "config.json", shape | {"hidden_size": hidden})
         with_model = f"recipe.model_path={tmp_path} {KERNELS}"

@@ -1,0 +1,84 @@
+"""The doctor's trial run: its commands, its bounds, and the stop at a stage that fails."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from prompt_aug.base.errors import UserError
+from recipe import doctor, trial
+from recipe.config.compose import compose_config
+from recipe.preflight.checks import validate
+from recipe.run.folder import append_metrics
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("figures", "good"),
+    [
+        ((0.9999, 0.001), True),
+        *(((found, 0.0), False) for found in (0.98, NAN)),
+        *(((0.998, distance), False) for distance in (4.7, 0.006, NAN)),
+    ],
+)
+def test_weights_that_did_not_arrive_fail(
+    tmp_path: Path, figures: tuple[float, float], good: bool
+) -> None:
+    keys = (trial.CORRELATION, trial.KL)
+    append_metrics(tmp_path, 1, dict(zip(keys, figures, strict=True)))
+    with contextlib.nullcontext() if good else pytest.raises(UserError, match="actor's weights"):
+        assert tuple(trial.check(tmp_path).values()) == figures
+    append_metrics(tmp_path, 2, {trial.KL: 0.0})  # a figure that is missing
+    with pytest.raises(UserError, match="=nan"):
+        trial.check(tmp_path)
+
+
+def test_a_run_without_a_step_fails(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="=nan"):
+        trial.check(tmp_path)
+
+
+def test_advantages_alternate() -> None:
+    found = trial.alternating(torch.zeros(5), torch.zeros(5, dtype=torch.long))
+    assert found.tolist() == [-1, 1, -1, 1, -1]
+
+
+@pytest.mark.config
+def test_the_example_is_chosen_and_its_settings_pass_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = trial.stages(tmp_path / "run", [])["train"]
+    assert command[:2] == ["recipe.train", "toy"]
+    config = compose_config("toy", command[2:])
+    validate(config)
+    assert config.trainer.total_training_steps == config.trainer.save_freq == 2
+    (tmp_path / trial.SMOLLM2).mkdir(parents=True)
+    _, example, *settings = trial.stages(tmp_path, ["a=1"])["train"]
+    assert example == "smollm2" and settings[-1] == "a=1"
+    assert trial.stages(tmp_path, ["dapo", "a=1"])["train"][1] == "dapo"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_doctor_runs_the_stages_and_stops_at_a_failure(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stages(run: Path, arguments: list[str]) -> dict[str, list[str]]:
+        run.mkdir()
+        append_metrics(run, 2, {trial.CORRELATION: 1.0, trial.KL: 0.0, "timing_s/step": 2.5})
+        return {"train": ["timeit", "-n1", "pass"], "export": ["no_such" if fails else "this"]}
+
+    monkeypatch.setattr(trial, "stages", stages)
+    monkeypatch.setattr(doctor, "examine", lambda *_: [])
+    assert doctor.main(["--runs", str(tmp_path / "runs"), "--train"]) == int(fails)
+    told = capsys.readouterr()
+    assert "ok   train: " in told.out
+    left = list((tmp_path / "runs").iterdir())
+    if fails:
+        assert "export: exit code 1. See" in told.err
+        assert "No module named no_such" in (left[0] / "export.log").read_text()
+    else:
+        assert "step, s: 2.5" in told.out and left == []
