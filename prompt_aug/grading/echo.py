@@ -1,35 +1,72 @@
 r"""Echoes: predictions that repeat the question instead of answering it (examples: GRADING.md).
 
 `is_copied` and `does_its_work` decide before any comparison with a gold, and `restates` for a
-prediction that equals one. What a gold has too is never an echo.
+prediction that equals one. What a gold has too is never an echo. Labels, units, brackets, fonts and
+thousands separators do not count; plain integers, words and letters are not formulas.
+
+A formula's steps show whether an answer does the question's work:
+
+    13 \cdot 17                    (*, 221)                                 and the leaves 13, 17
+    \frac{26 \cdot 17}{2}          (*, 442), (/, 221)                            26, 17, 2
+    (x+2)(x-7)                     (+, x+2), (+, x-7), (*, (x+2)(x-7))           x, 2, x, 7
+    (x + \frac{4}{2})(x-7) + 1 - 1 the same and (/, 2), (+, the whole)
+
+A sum or a product is one step in any order of its terms, and letters have a value at one point.
+Respelling a number, adding 0 or multiplying by 1 adds steps and removes none.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
-from prompt_aug.grading.arithmetic import TooBig, Unsupported, tokens_of
-from prompt_aug.grading.evaluate import evaluate, surely_different
-from prompt_aug.grading.formulas import (
-    LETTER_ALONE,
-    ORDER,
-    RELATION,
-    formulas_of,
-    is_formula,
-    last_side,
-    leaves_of,
-    leaves_of_question,
-    pieces_of,
-    tokens_in,
-    value_of,
-    written_form,
+from prompt_aug.grading.evaluate import (
+    DOUBLES,
+    Number,
+    Reader,
+    TooBig,
+    Unsupported,
+    evaluate,
+    surely_different,
+    tokens_of,
 )
-from prompt_aug.grading.normalize import canonical, squeeze
-from prompt_aug.grading.notation import TEXT_PATTERN, whole
-from prompt_aug.grading.steps import carries, is_no_simpler, steps_of
-from prompt_aug.grading.structure import split_top
+from prompt_aug.grading.normalize import TEXT_PATTERN, canonical, is_balanced, squeeze
+from prompt_aug.grading.structure import Node, build, split_top
 from prompt_aug.grading.units import split_unit
 
+DRAWING = re.compile(r"\[asy\].*?(\[/asy\]|\Z)", re.DOTALL)  # whose coordinates are no formulas
+MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
+
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+    r"|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end\{",
+    re.DOTALL,
+)
+# A formula in running text: numbers, single letters and signs, at least one sign between two.
+_BARE = re.compile(
+    r"(?<![\w\\])(?:[\d.]+|[a-zA-Z](?![a-zA-Z])|[-+*/^(){}=<>!|\u2212√π×÷·±⁰¹²³⁴-⁹]|\s(?=\S))+"
+)
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|[^\s\\]")
+_IDLE = frozenset(
+    (*"{}()[],;:.$&*!?+", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
+)
+_DIVIDED = {"/": r"\frac", r"\div": r"\frac"}
+_PLAIN = re.compile(rf"[\s(]*-?(?:\d+|[A-Za-z]+|{TEXT_PATTERN})[\s).%]*")
+RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
+ORDER = re.compile(r"(\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>])")
+_MIRRORED = {">": "<", r"\gt": r"\lt", r"\ge": r"\le"}
+LETTER_ALONE = re.compile(r"\s*[A-Za-z]\s*")
+# Respelled before tokens are compared: 07, x - -1, \sqrt[2]{5}.
+_RESPELLED = (
+    (re.compile(r"(?<![\d.])0+(?=\d)"), ""),
+    (re.compile(r"(?<![\d.])\.(?=\d)"), "0."),
+    (re.compile(r"-\s*-"), "+"),
+    (re.compile(r"\+\s*\+"), "+"),
+    (re.compile(r"\\sqrt\s*\[\s*2\s*\]"), r"\\sqrt"),
+)
+_ROW = re.compile(r"^(?!.*\\begin).*(?:&|\\end)|\\begin(?!.*\\end)", re.DOTALL)  # of a matrix
 _SOLVED = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?'*\s*(?:\([a-z]\)\s*)?")
 # 0.1\overline{6}, 0.1(6), 0.1666...
 _REPEATED = re.compile(
@@ -61,6 +98,9 @@ _PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
 _UNARY_MINUS = re.compile(r"(?<![\w)}\]!])\s*[-+]")
 _OPERATION = re.compile(r"\\(?:frac|sqrt|cdot|times|div|binom)(?![a-zA-Z])|[-+*/^!]")
 _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?")
+Step = tuple[str, complex]
+_CLOSE = 1e-9  # relative difference by rounding alone
+_MAX_STEPS = 200
 
 
 def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
@@ -69,7 +109,7 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     A formula counts with its tokens in any order, if its value is the same. Not finished is an
     operation left undone, and a percentage or a repeating decimal that the question has.
     """
-    written, known = written_form(prediction), [written_form(gold) for gold in golds]
+    written, known = canonical(prediction), [canonical(gold) for gold in golds]
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in known):
         return False
@@ -88,10 +128,10 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
 
 def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
     """Return whether a prediction leaves two or more operations, if all golds are numbers."""
-    known = (split_unit(whole(canonical(gold)))[0].rstrip("% ") for gold in golds)
+    known = (split_unit(canonical(gold))[0].rstrip("% ") for gold in golds)
     if not all(map(_PLAIN_NUMBER.fullmatch, known)):
         return False
-    value = value_of(whole(canonical(prediction)).partition(r"\approx")[0])
+    value = value_of(canonical(prediction).partition(r"\approx")[0])
     if _SCIENTIFIC.fullmatch(value):
         return False
     return _has_operations(re.sub(TEXT_PATTERN, " ", value))
@@ -179,10 +219,10 @@ def _differ(one: str, other: str) -> bool | None:
 
 def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
     """Return whether a part is an unsolved relation, and no gold has a letter."""
-    known = [written_form(gold) for gold in golds]
+    known = [canonical(gold) for gold in golds]
     if any(map(_has_letters, known)):
         return False
-    ends = [end for gold in golds for end in (written_form(gold), *leaves_of(gold))]
+    ends = [end for gold in golds for end in (canonical(gold), *leaves_of(gold))]
     return any(_has_unsolved(part) and not _ends_in(part, ends) for part in _parts_of(written))
 
 
@@ -204,7 +244,7 @@ def _ends_in(part: str, answers: list[str]) -> bool:
 
 def _is_another_form(written: str, gold: str, question: str) -> bool:
     """Return whether it is the question's equation, not solved for y, and the gold is y = ..."""
-    sides, asked = split_top(written, "="), split_top(written_form(gold), "=")
+    sides, asked = split_top(written, "="), split_top(canonical(gold), "=")
     if len(sides) != 2 or len(asked) != 2 or not LETTER_ALONE.fullmatch(asked[0]):
         return False
     letter, value = asked[0].strip(), asked[1]
@@ -277,3 +317,186 @@ def _has_unsolved(written: str) -> bool:
         if len(letters) != 1 or not _SOLVED.fullmatch(letters[0]):
             return len(letters) > 0
     return False
+
+
+@lru_cache(maxsize=512)
+def pieces_of(question: str) -> tuple[str, ...]:
+    """Return the formulas of the question, their parts between commas, and the sides of these."""
+    spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
+    texts = [canonical(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
+    parts = (part for text in texts for part in (text, *split_top(text, r"[,;]|\\\\")))
+    return tuple(dict.fromkeys(piece for part in parts for piece in (part, *RELATION.split(part))))
+
+
+@lru_cache(maxsize=512)
+def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
+    """Return the pieces of the question by their sorted tokens."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for text in pieces_of(question):
+        found.setdefault(tokens_in(text), []).append(text)
+    return found
+
+
+@lru_cache(maxsize=512)
+def leaves_of_question(question: str) -> tuple[str, ...]:
+    """Return the pieces of the question and their items, without whole relations."""
+    sides = [piece for piece in pieces_of(question) if not RELATION.search(piece)]
+    leaves = dict.fromkeys(leaf for side in sides for leaf in (side, *leaves_of(side)))
+    return tuple(
+        leaf
+        for leaf in leaves
+        if leaf.strip() and is_formula(leaf) and is_balanced(leaf) and not _ROW.search(leaf)
+    )
+
+
+def tokens_in(text: str) -> tuple[str, ...]:
+    """Return the sorted tokens that carry meaning, without label and unit."""
+    label = re.match(r"\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z, ]{1,9}\))?\s*=(?!.*[=<>])", text)
+    text = split_unit(text[label.end() :] if label else text)[0].rstrip("% ")
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    for spelling, plain in _RESPELLED:
+        text = spelling.sub(plain, text)
+    sides = ORDER.split(text)
+    if len(sides) == 3:  # a < b is b > a, and not a > b
+        low, sign, high = sides[::-1] if sides[1] in _MIRRORED else sides
+        return (*_sorted_tokens(low), _MIRRORED.get(sign, sign), *_sorted_tokens(high))
+    return _sorted_tokens(text)
+
+
+def _sorted_tokens(text: str) -> tuple[str, ...]:
+    r"""Return the tokens, of numbers the digits: `\log_2 32` and `\frac12` may have no gap."""
+    found: list[str] = []
+    for token in _TOKEN.findall(text):
+        if token[-1].isdigit():
+            found += token.rstrip("0").rstrip(".") if "." in token else token
+        elif token not in _IDLE:
+            found.append(_DIVIDED.get(token, token))
+    return tuple(sorted(found))
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a text is more than an integer, a letter or a word."""
+    return not _PLAIN.fullmatch(text)
+
+
+def last_side(written: str) -> str:
+    """Return the last side of a chain of equations, its result; 5 for 5 = x."""
+    sides = split_top(written, "=")
+    while len(sides) > 1 and LETTER_ALONE.fullmatch(sides[-1]):
+        sides.pop()
+    return sides[-1]
+
+
+def leaves_of(text: str) -> list[str]:
+    """Return the values of an answer, without labels and units."""
+
+    def walk(node: Node) -> Iterator[str]:
+        if not node.items:
+            yield value_of(node.text)
+        for item in node.items:
+            yield from walk(item)
+
+    return list(walk(build(canonical(text))))
+
+
+def value_of(leaf: str) -> str:
+    return split_unit(last_side(leaf))[0].rstrip("% ")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`made`: (operation, value) of every sum, product, quotient, power, ...; `leaves`: the rest.
+
+    Operations are "+", "*", "/" (a product that divides), "^" (roots, too), "!" (binomials, too)
+    and "f" (any function).
+    """
+
+    made: tuple[Step, ...]
+    leaves: tuple[Step, ...]
+
+
+class _Recorder(Reader):
+    def __init__(self, tokens: list[str]) -> None:
+        super().__init__(tokens)
+        self.steps: list[Step] = []
+
+    def _done(self, _operation: str, value: Number) -> Number:
+        self.steps.append((_operation, DOUBLES.convert(value)))
+        return value
+
+
+@lru_cache(maxsize=4096)
+def steps_of(text: str, *, decimal: bool = False) -> Steps | None:
+    """Return the steps of a formula; None if it cannot be read or has more than `_MAX_STEPS`.
+
+    With `decimal` a rational value that is not whole, such as 1.5, adds a quotient.
+    """
+    try:
+        recorder = _Recorder(tokens_of(text))
+        value = recorder.read()
+        if decimal and isinstance(value, Fraction) and value.denominator > 1:
+            recorder.steps.append(("/", DOUBLES.convert(value)))
+    except (Unsupported, TooBig, RecursionError):
+        return None
+    if len(recorder.steps) > _MAX_STEPS:
+        return None
+    made = tuple(step for step in recorder.steps if step[0])
+    return Steps(made, tuple(step for step in recorder.steps if not step[0]))
+
+
+def carries(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
+    """Return whether `answer` makes every step of `formula`, and no gold does.
+
+    A quotient counts as a product, since 2E/2 is E. If a gold makes the same steps (3/2, where the
+    formula is 6/4), `answer` must also have the formula's quotients, numbers and letters.
+    """
+    if not formula.made:  # 0.75, where the answer is a fraction
+        number = formula.leaves[:1]
+        kept = number and number[0][1].real % 1 and _contains(answer.leaves, number)
+        return bool(kept) and not any(_contains(gold.leaves, number) for gold in golds)
+    made = _products(formula.made)
+    if not any(_contains(_products(gold.made), made) for gold in golds):
+        return _contains(_products(answer.made), made)
+    everything = (*formula.made, *formula.leaves)
+    if any(_contains((*gold.made, *gold.leaves), everything) for gold in golds):
+        return False
+    return _contains((*answer.made, *answer.leaves), everything)
+
+
+def is_no_simpler(answer: Steps, formula: Steps, golds: list[Steps]) -> bool:
+    """Return whether `answer` has as many steps or as large a number as `formula`, and no gold has.
+
+    Steps count only if there are two more than in any gold. A number or a fraction of two numbers
+    never counts.
+    """
+    operations = [operation for operation, _ in answer.made]
+    literal = not operations or (operations == ["/"] and len(answer.leaves) == 2)  # a/b
+    if not golds or literal:
+        return False
+    longest = max(len(gold.made) for gold in golds)
+    largest = max(_largest(gold) for gold in golds)
+    if longest < len(formula.made) <= len(answer.made) and len(answer.made) > longest + 1:
+        return True  # one step more is another form: 5(3x-16) is 15x-80
+    return largest < _largest(formula) <= _largest(answer)
+
+
+def _largest(steps: Steps) -> float:
+    return max((abs(value) for _, value in steps.leaves), default=0.0)
+
+
+def _products(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return tuple(("*" if operation == "/" else operation, value) for operation, value in steps)
+
+
+def _contains(steps: tuple[Step, ...], wanted: tuple[Step, ...]) -> bool:
+    """Return whether `steps` has each of `wanted`, up to its sign, at least as often."""
+    left = list(steps)
+    for operation, x in wanted:
+        for step in left:
+            bound = _CLOSE * max(abs(x), abs(step[1]))
+            if operation == step[0] and min(abs(x - step[1]), abs(x + step[1])) <= bound:
+                left.remove(step)
+                break
+        else:
+            return False
+    return True

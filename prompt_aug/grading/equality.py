@@ -6,77 +6,98 @@ oracle. GRADING.md has the policy.
 """
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from string import ascii_letters
+from fractions import Fraction
+from functools import partial
 
-from prompt_aug.grading.intervals import as_union
-from prompt_aug.grading.normalize import squeeze
-from prompt_aug.grading.notation import TEXT
-from prompt_aug.grading.quantities import (
-    NO_NUMBER,
-    Oracle,
-    all_of,
-    any_of,
-    compare_quantities,
-    compare_ratios,
-    compare_residues,
-    is_number,
-    number_of,
+from prompt_aug.grading.evaluate import (
+    TooBig,
+    Unsupported,
+    Value,
+    evaluate,
+    same_digits,
+    surely_different,
 )
+from prompt_aug.grading.normalize import TEXT, TEXT_PATTERN, canonical, flat, squeeze
 from prompt_aug.grading.structure import OR, Node, build, split_top
-from prompt_aug.grading.units import UNSURE, words_behind
-from prompt_aug.grading.words import (
-    CHOICE_GOLD,
-    EMPTY_SIGN,
-    LETTER_LABEL,
-    compare_choices,
-    compare_times,
-    compare_words,
-    formula_of,
-    labels_contradict,
-    option_of,
-    text_of_choice,
-    words_of,
-)
+from prompt_aug.grading.units import UNSURE, split_unit, units_contradict
 
+Oracle = Callable[[str, str], bool]
 MAX_ITEMS = 64
 _ROUNDING = 0.01  # relative, of the sides of a chain: 41/6 = 6.8, not 3 = 4
 _WHOLE = re.compile(r"^[-+]?\d+\.0+(?!\d)")  # 2,0 is the number 2 only beside a decimal point
-_DECIMAL = re.compile(r"-?\d{1,15}\.(\d{1,15})")
-_ORDER = {r"\alpha": "a", r"\beta": "b", r"\gamma": "c", r"\delta": "d"}
+_LETTER_LABEL = re.compile(r"([A-Za-z]|\\[a-z]+)('*)(?:_(\{[^{}]*\}|\w))?")
+_FUNCTION = re.compile(r"\([a-z](?:,[a-z])*\)$")
+_FUNCTION_NAMES = frozenset("yfghFGp")
+_EMPTY_SIGN = re.compile(r"\\emptyset|\\\{\s*\\\}")
+_BASED = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*_\s*\{?\s*(\d+)\s*\}?)?")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.\-]{2,}")
+_OPTION = re.compile(r"\(?[A-J]\)[.:]?\s+(\S.*)", re.DOTALL)
+_RUN = re.compile(r"[A-Za-z]|[A-Z]{2,}|[A-Za-z][a-z]+")  # not mgR
+_PLAIN_WORD = re.compile(r"(?=.*[aeiouyAEIOUY])(?:[A-Z]{4,}|[A-Za-z][a-z]{3,})|[Yy]es|[Nn]o|[Oo]dd")
+_CAPITALS = re.compile(r"[A-Z]{2,20}")
+_CHOICE = re.compile(r"(?:\\text\{)?\s*\(?\s*([A-J])\s*\)?\s*\}?\)?")
+_CHOSEN = re.compile(
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(\(\s*)?(?-i:([A-J]))(?(1)\s*\)|(?:\s*[).:]|$))(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+# Another letter or a judgment after the letter of a choice.
+_NOT_CHOSEN = re.compile(
+    r"(?<![A-Za-z'\\])[A-HJ](?![A-Za-z'])|(?i:\b(?:option|choice|answer)\s+[a-j]\b)|\b(?:is|was|are"
+    r"|has|had|can|would|will|does|did|must|should|may|actually|rather|but|[a-z]+n't|ruled|crossed"
+    r"|eliminated|excluded|rejected|wait)\b"
+)
+# math-verify reads `1 2 3` as 6, `5_x` as 5 and `12_3+1` as 13.
+_NO_NUMBER = (
+    re.compile(r"\\approx"),  # decimals that are not its own
+    re.compile(r"(?<![\d.,/_{])\d+\s+\d+(?!\d*\s*/)"),
+    re.compile(r"\d\s*_"),
+    UNSURE,
+)
+# Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
+_NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
+_OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 
 
 def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Return whether `pred` answers `gold`; None if undecided."""
-    same = squeeze(gold.text) == squeeze(pred.text)
-    if same and not _labels_contradict(gold, pred) and not _multiplies(gold, pred):
+    if _labels_contradict(gold, pred):
+        # x = y is y = x
+        return (gold.label, squeeze(gold.text)) == (squeeze(pred.text), pred.label)
+    if squeeze(gold.text) == squeeze(pred.text):
         return True
-    if gold.label and (gold.label, squeeze(gold.text)) == (squeeze(pred.text), pred.label):
-        return True  # x = y is y = x
-    if (option := option_of(gold.text)) is not None:
-        return _compare_option(*option, pred, oracle)
-    if (chosen := compare_choices(gold.text, pred.text)) is not None:
-        return chosen and not _labels_contradict(gold, pred)
-    if (option := option_of(pred.text)) is not None:
-        return compare(gold, build(option[1]), oracle)
-    if gold.kind != "leaf" and pred.kind != "leaf" and _labels_contradict(gold, pred):
-        return False
+    if (chosen := _compare_choices(gold.text, pred.text)) is not None:
+        return chosen
+    if option := _OPTION.fullmatch(flat(pred.text)):
+        return compare(gold, build(canonical(option[1])), oracle)
     if "either" in (gold.kind, pred.kind):
         return any_of(compare(g, p, oracle) for g, p in _readings(gold, pred))
-    if (gold.relation or pred.relation or gold.kind != "leaf") and _same_union(gold, pred):
-        return True
     return _compare_structures(_unwrapped(gold), _unwrapped(pred), oracle)
 
 
-def _compare_option(letter: str, value: str, pred: Node, oracle: Oracle | None) -> bool | None:
-    r"""Compare with a gold such as `\text{(B)}\ 12`: B, 12 or both are right, not `(B) 13`."""
-    chosen = compare_choices(f"({letter})", pred.text)
-    if chosen is None:
-        return compare(build(value), pred, oracle)
-    said = text_of_choice(pred.text)
-    if chosen and number_of(said) is not None:
-        return compare(build(value), build(said), oracle)
-    return chosen
+def all_of(results: Iterable[bool | None], deciding: bool = False) -> bool | None:
+    """Return `deciding` at the first result that is it, None if any is None, else the other."""
+    found: bool | None = not deciding
+    for result in results:
+        if result is deciding:
+            return deciding
+        found = None if result is None else found
+    return found
+
+
+any_of = partial(all_of, deciding=True)
+
+
+def _compare_choices(gold: str, pred: str) -> bool | None:
+    """Return whether the chosen letter is that of the gold; None if either is not a choice."""
+    choice = _CHOICE.fullmatch(gold)
+    chosen = _CHOSEN.fullmatch(flat(pred)) if choice else None
+    if choice is None or chosen is None:
+        return None
+    if UNSURE.search(chosen[3]) or _NOT_CHOSEN.search(chosen[3]):
+        return False
+    return chosen[2] == choice[1]
 
 
 def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -91,16 +112,6 @@ def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool |
     if "matrix" in kinds:
         return _compare_matrices(gold, pred, oracle)
     return (_compare_tuples if "tuple" in kinds else _unordered)(gold, pred, oracle)
-
-
-def _same_union(gold: Node, pred: Node) -> bool:
-    """Return whether both are the same intervals, as such or as solved inequalities."""
-    if gold.kind == pred.kind == "list" or gold.kind == pred.kind == "tuple":
-        return False  # lists of points, perhaps
-    one, other = as_union(gold), as_union(pred)
-    if one is None or other is None or (one[0] and other[0] and one[0] != other[0]):
-        return False
-    return bool(_unordered(one[1], other[1], None))
 
 
 def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -134,7 +145,7 @@ def _unwrapped(node: Node) -> Node:
     """
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
-        one = first.kind != "set" and not EMPTY_SIGN.fullmatch(first.text)
+        one = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
         if one and all(squeeze(item.text) == squeeze(first.text) for item in node.items[1:]):
             return first
     return node
@@ -167,8 +178,8 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return False
     if len(golds) > MAX_ITEMS:
         return _ask(gold, pred, oracle)
-    if counted := _counted(golds, preds):
-        return all_of(_member(g, p, oracle) for g, p in counted)
+    if _have_places(golds):
+        return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
     undecided = False
     for item in golds:
         results = [_member(item, other, None) for other in preds]
@@ -188,17 +199,12 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     return None if undecided else True
 
 
-def _counted(golds: list[Node], preds: list[Node]) -> list[tuple[Node, Node]]:
-    r"""Pair values by their words, `2\text{ boys}, 3\text{ girls}`; by place if the words differ.
-
-    Return [] unless each value of the gold has its own words.
-    """
-    words, others = ([words_behind(item.text) for item in items] for items in (golds, preds))
-    if not all(words) or len(set(words)) < max(2, len(words)):
-        return []
-    if sorted(words) != sorted(others):
-        return list(zip(golds, preds, strict=True))
-    return [(item, preds[others.index(word)]) for item, word in zip(golds, words, strict=True)]
+def _have_places(items: list[Node]) -> bool:
+    r"""Return whether items are several solutions (x = 1, y = 2, x = 3, y = 4) or quantities."""
+    labels = [item.label for item in items]
+    units = [split_unit(item.text)[1] or "" for item in items]
+    measured = len(items) > 1 and all(units) and len(set(units)) == len(units)
+    return 1 < len(set(labels)) < len(labels) or measured
 
 
 def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -209,30 +215,17 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False
     if pred.kind == "list" and (gold.bounds in ("(]", "[)") or OR.search(pred.text)):
         return False  # `2, 3` does not show which end is closed
-    names, labels = (sorted(item.label for item in items) for items in (golds, preds))
-    if all(map(LETTER_LABEL.fullmatch, labels)):
+    labels = [item.label for item in preds]
+    if all(map(_LETTER_LABEL.fullmatch, labels)):  # y = 1, x = 2 is (2, 1)
         if len(set(labels)) < len(labels):
             return False
-        if names == labels:
-            golds.sort(key=_place)
-        if names == labels or _in_order(sorted(map(_place, preds))):
-            preds.sort(key=_place)  # y = 1, x = 2 is (2, 1); n, k stay
+        for items in (golds, preds):
+            items.sort(
+                key=lambda item: item.label.lstrip("\\")
+            )  # a stable sort: no labels, no change
     if any(p.relation and not g.relation for g, p in zip(golds, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
     return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
-
-
-def _place(node: Node) -> tuple[str, int]:
-    r"""Return the sort key of a label: ("x", 2) for `x_2`, ("b", 0) for `\beta`."""
-    name, _, index = node.label.partition("_")
-    index = index.strip("{}")
-    return _ORDER.get(name, name), int(index) if index.isdecimal() and len(index) < 4 else 0
-
-
-def _in_order(places: list[tuple[str, int]]) -> bool:
-    """Return whether letters are consecutive in the alphabet, or one letter with indices."""
-    names = [name for name, _ in places]
-    return "".join(names) in ascii_letters or (len(set(names)) == 1 and len(set(places)) > 1)
 
 
 def _compare_matrices(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -259,72 +252,39 @@ def _entries(node: Node) -> list[Node]:
 
 
 def _compare_leaves(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
-    if (residues := compare_residues(gold.text, pred.text, oracle)) is not None:
-        return residues
-    if (exact := _before_rounding(pred)) is not None:
-        return any_of(_compare_leaves(gold, node, oracle) for node in (exact, _last_side(pred)))
     if pred.relation and not gold.relation:
         if _contradicts_itself(pred.text):
             return False
-        last = _last_side(pred)
-        if not gold.label:
-            pred = last
-        elif last is not pred and _leads_to(gold, pred) and _compare_leaves(gold, last, None):
-            return True
+        if not gold.label or gold.label == pred.label:
+            pred = _last_side(pred)
     if gold.relation and not pred.relation and len(split_top(gold.text, "=")) > 2:
         gold = _last_side(gold)
-    if _labels_contradict(gold, pred):
-        return False
-    if gold.relation or pred.relation or _multiplies(gold, pred):
+    if gold.relation or pred.relation:
         gold, pred = (
             replace(node, text=f"{node.label}={node.text}") if node.label else node
             for node in (gold, pred)
         )
         return _ask(gold, pred, oracle)
-    return _compare_texts(gold.text, pred.text, oracle)
-
-
-def _compare_texts(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
-    """Compare two leaves without a relation: words, ratios, quantities."""
-    for compared in (compare_words, compare_times):
-        if (same := compared(gold, pred)) is not None:
-            return same
-    if (same := compare_ratios(gold, pred, oracle)) is not None:
+    if (same := compare_words(gold.text, pred.text)) is not None:
         return same
-    gold, pred = formula_of(gold), formula_of(pred)
     # 1 2 is not 12, and \text{not }0 is no product.
-    if any(sign.search(pred) and not sign.search(gold) for sign in (*NO_NUMBER, UNSURE)):
+    if any(sign.search(pred.text) and not sign.search(gold.text) for sign in _NO_NUMBER):
         return False
-    return compare_quantities(gold, pred, oracle)
-
-
-def _leads_to(gold: Node, pred: Node) -> bool:
-    """Return whether all sides but the last are numbers or the gold's label: not in 2x = 5."""
-    if pred.label:
-        return not _labels_contradict(gold, pred)
-    sides = [TEXT.sub("", side) for side in split_top(pred.text, "=")[:-1]]
-    return all(
-        squeeze(side) == squeeze(gold.label) or number_of(side) is not None for side in sides
-    )
+    return _compare_quantities(gold.text, pred.text, oracle)
 
 
 def _labels_contradict(gold: Node, pred: Node) -> bool:
-    """Return whether the labels contradict; also `B = A` to a gold that is a choice."""
-    if re.fullmatch("[A-J]", pred.label) and not gold.label and CHOICE_GOLD.fullmatch(gold.text):
-        return pred.label not in gold.text
-    labels = (gold.label, pred.label)
-    return labels_contradict(*(x if TEXT.match(x) else squeeze(x) for x in labels))
+    """Return whether labels differ, as x and y, f(1) and f(2), x_1 and x_2 do.
 
-
-def _multiplies(gold: Node, pred: Node) -> bool:
-    """Return whether a label, `xy` of `xy = 1`, is a product of letters of `y = 1/x`."""
-    for one, other in ((gold, pred), (pred, gold)):
-        letters = set(one.label)
-        if len(one.label) > 1 and one.label.isalpha() and other.label in letters:
-            known = set(other.label + re.sub(r"\\[a-zA-Z]+", "", other.text))
-            if len(one.label) == 2 or letters <= known:
-                return True
-    return False
+    One function may have two names (y, f(x)), and words ("area") may name any letter.
+    """
+    plain = (re.sub(r"[{}\s]", "", TEXT.sub(r"\1", node.label)) for node in (gold, pred))
+    names = [_FUNCTION.sub("", label) for label in plain]
+    if names[0] == names[1] or not all(names):
+        choice = names[1:] if _CHOICE.fullmatch(gold.text) and not names[0] else []
+        return bool(choice) and bool(re.fullmatch("[A-J]", names[1])) and names[1] not in gold.text
+    words = [bool(re.fullmatch(r"[A-Za-z]{3,}", name)) for name in names]
+    return not set(names) <= _FUNCTION_NAMES and words[0] == words[1]
 
 
 def _last_side(pred: Node) -> Node:
@@ -334,19 +294,6 @@ def _last_side(pred: Node) -> Node:
         return pred
     last = build(sides[-1])
     return last if last.kind == "leaf" else pred
-
-
-def _before_rounding(pred: Node) -> Node | None:
-    r"""Return `\frac{41}{6} = 6.83` without its rounded last side; None if it has none."""
-    sides = split_top(pred.text, "=")
-    shown = _DECIMAL.fullmatch(sides[-1]) if len(sides) > 1 else None
-    value = number_of(sides[-2]) if shown and not _DECIMAL.fullmatch(sides[-2]) else None
-    if shown is None or value is None or value.at(0).imag:
-        return None
-    error = abs(value.at(0).real - float(shown[0]))
-    if not 0 < error <= 0.5000001 / 10 ** len(shown[1]):
-        return None
-    return build(pred.text.rpartition("=")[0].strip())
 
 
 def _contradicts_itself(relation: str) -> bool:
@@ -359,3 +306,117 @@ def _contradicts_itself(relation: str) -> bool:
         or len(set(whole)) > 1
         or any(abs(number - numbers[-1]) > _ROUNDING * abs(number) for number in numbers)
     )
+
+
+def compare_words(gold: str, pred: str) -> bool | None:
+    """Compare numbers in a base, or words; None if neither applies."""
+    based = [_BASED.fullmatch(text.strip()) for text in (gold, pred)]
+    if based[0] and based[1] and (based[0][2] or based[1][2]):
+        same_base = based[1][2] is None or based[1][2] == based[0][2]
+        return based[0][1] == based[1][1] and same_base
+    runs = ["".join(flat(text).split()) for text in (gold, pred)]
+    if all(map(_CAPITALS.fullmatch, runs)):
+        return runs[0] == runs[1]  # as products of letters, IV would equal VI, and TH HT
+    marked = r"\text{" in gold + pred
+    words = [words_of(text, marked=marked) for text in (gold, pred)]
+    if all(words):
+        return words[0] == words[1]
+    if marked and all(map(_WORDS.fullmatch, map(flat, (gold, pred)))):
+        return runs[0] == runs[1]  # m-M and mgR: signs and case count
+    return False if any(words) and is_number(pred if words[0] else gold) else None
+
+
+def words_of(text: str, *, marked: bool = False) -> str:
+    r"""Return the words of an answer of words only, in one spelling; "" for any other.
+
+    Single letters and short runs of them are a formula (`p - q`, `ab-c`, `mgR`), unless \text marks
+    this answer, or the one it is compared with.
+    """
+    plain = flat(text)
+    runs = re.findall(r"[A-Za-z]+", plain.replace("'", ""))
+    if not _WORDS.fullmatch(plain) or not all(map(_RUN.fullmatch, runs)):
+        return ""
+    if "-" in plain and not (marked and all(len(run) > 1 for run in runs)):
+        return ""
+    if not marked and not any(map(_PLAIN_WORD.fullmatch, runs)):
+        return ""
+    if len(runs) > 1 and runs[0].lower() in ("a", "an", "the"):
+        runs = runs[1:]
+    return " ".join(run if len(run) == 1 else run.lower() for run in runs)
+
+
+def _compare_quantities(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    """Compare two values with or without units. Units that contradict are never equal."""
+    gold_text, gold_unit = split_unit(gold)
+    pred_text, pred_unit = split_unit(pred)
+    percents = (gold_text.endswith("%"), pred_text.endswith("%"))
+    if (
+        units_contradict(gold_unit, pred_unit)
+        or (percents == (True, False) and pred_unit)
+        or (percents == (False, True) and gold_unit)
+    ):
+        return False
+    if squeeze(gold_text) == squeeze(pred_text):
+        return True
+    if {"am", "pm"} & {gold_unit, pred_unit}:  # 12:15 is no ratio
+        return False
+    parts = [split_top(text, ":") for text in (gold_text, pred_text)]
+    if max(map(len, parts)) > 2:  # math-verify takes ratios for products
+        return len(parts[0]) == len(parts[1]) and all_of(
+            _compare_numbers(g, p, oracle) for g, p in zip(*parts, strict=True)
+        )
+    return not _OTHER_PERCENT.search(pred_text) and _compare_numbers(gold_text, pred_text, oracle)
+
+
+def _value(text: str) -> Value | None:
+    try:
+        return evaluate(text)
+    except Unsupported:
+        return None
+
+
+def number_of(text: str) -> Value | None:
+    """Return the value of a text that is one number, with or without a unit, else None."""
+    try:
+        value = evaluate(split_unit(text)[0])
+    except (Unsupported, TooBig):
+        return None
+    return None if value.has_letters else value
+
+
+def is_number(text: str) -> bool:
+    try:
+        return _value(text) is not None
+    except TooBig:
+        return True
+
+
+def _compare_numbers(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    gold_number, pred_number = gold.rstrip(" %"), pred.rstrip(" %")
+    scales = [Fraction(1)]
+    if gold.endswith("%") != pred.endswith("%"):
+        scales.append(Fraction(1, 100) if pred.endswith("%") else Fraction(100))
+    try:
+        gold_value = _value(gold_number)
+    except TooBig:
+        return _ask_text(gold_number, pred_number, oracle)
+    pred_value = _value(pred_number)
+    if gold_value is None or pred_value is None:
+        return _ask_text(gold_number, pred_number, oracle)
+    if gold_value.exact is not None and pred_value.exact is not None:
+        return any(gold_value.exact == pred_value.exact * scale for scale in scales)
+    if len(scales) == 1:
+        if surely_different(gold_value, pred_value, real=True):
+            return False
+        try:
+            if (same := same_digits(gold_value, pred_value)) is not None:
+                return same
+        except (TooBig, Unsupported):  # a pole that only more digits show
+            pass
+    return _ask_text(gold_number, pred_number, oracle)
+
+
+def _ask_text(gold: str, pred: str, oracle: Oracle | None) -> bool | None:
+    if any(sign.search(text) for sign in _NO_FORMULA for text in (gold, pred)):
+        return False
+    return None if oracle is None else oracle(gold, pred)

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prompt_aug.grading.normalize import canonical
-from prompt_aug.grading.notation import TEXT, TEXT_PATTERN
+from prompt_aug.grading.normalize import TEXT, TEXT_PATTERN, canonical
 from prompt_aug.grading.units import UNSURE, split_unit
 
 _MAX_PHRASE = 300
@@ -42,16 +41,6 @@ _PHRASE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPTION = re.compile(r"^[ \t>#*]{0,8}[B-E](?:\*\*)?[ \t]{0,2}[:.)]", re.MULTILINE)
-# A whole sentence: it does not report another's answer or go on after the formula.
-_FINAL = re.compile(
-    r"(?:^|[.!:\n*])[\s*]{0,4}(?:(?:so|thus|hence|therefore|and)\b,?\s{1,3})?(?:(?:the|our|my)\s{1,3})?"
-    rf"final answer is:?[ \t]{{0,4}}({_SPAN})(?=[ \t*]{{0,4}}(?:[.!]|\n|$))",
-    re.IGNORECASE,
-)
-_IS_THE_ANSWER = re.compile(
-    rf"({_SPAN})\s+(?:is|are)\s+(?:the|our)\s+(?:\w+\s+)?(?:answer|solution)s?[\s.!*]*$",
-    re.IGNORECASE,
-)
 _SENTENCE_END = re.compile(rf"\n|[.;!?](?=\s|$)|,(?=\s+{_REMARK_WORD})")
 _BREAK = re.compile(
     r"[.;!?](?:\*\*)?\s+|\n\s*|(?<=[$)\]])\s+(?=(?:So,|Therefore|Thus|Hence)(?![a-z]))"
@@ -98,20 +87,8 @@ _SUPPOSED = re.compile(
     r"[^.\n]{0,24}(?:\banswer|$)",
     re.IGNORECASE,
 )
-_FOREIGN = re.compile(
-    r".*(?:la réponse(?: finale)? est|die (?:endgültige )?antwort (?:ist|lautet)"
-    r"|la respuesta(?: final)? es|a resposta(?: final)? é|la risposta(?: finale)? è"
-    r"|ответ\s*[:—-]|答案(?:是|为|為|：|:|】)|答えは)\s*[:：]?\s*"
-    rf"(?:({_SPAN})|({_AMOUNT}|\(?(?-i:[A-J])\)?))\s*(?:です|である|だ)?\s*[.。!！]?\s*",
-    re.IGNORECASE,
-)
 _WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
-_NAMED = re.compile(r"\s*[A-Za-z][A-Za-z' ]{1,40}[A-Za-z]\s*:\s*([^:]+?)[\s.]*")  # Total: 42
 _MIN_PROSE_WORDS = 2
-_REMARK = re.compile(
-    r"([^()]*(?:\([^()]*\)[^()]*){0,9}?)\(\s*(?:about|approx\w*|since|because|as|when|where|which|in|"
-    r"rounded|exactly|i\.e\.|by|to|for|correct|nearest|the)\b.{0,200}\)\s*"
-)
 _DENIES = re.compile(
     r"\b(?:not|cannot|can['’]t|isn['’]t|never|false|wrong|incorrect|at least|at most)\b",
     re.IGNORECASE,
@@ -131,14 +108,11 @@ END_MARKERS = (
 _BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
-# What may stand between two boxes of one list: $\boxed{1}$ for part (a) and $y = \boxed{2}$.
-_JOIN_GAP = r"(?:[\s$]|\\q?quad|\\[()\[\] ,;!])*"
-_JOIN = re.compile(
-    rf"{_JOIN_GAP}(?:\\text\{{)?\s*"
-    r"(?:(?:for|in)\s+(?:part\s+|case\s+)?\(?\w\)?\s*)?(?:,|,?\s*and\b|,?\s*or\b)\s*\}?"
-    rf"{_JOIN_GAP}"  # then x =, f(1) = or (x, y) =
-    r"(?:(?:[A-Za-z](?:_\{?\w+\}?)?(?:\(\w{1,3}\))?|\(\w(?:,\s?\w){1,3}\))\s*=\s*)?"
-    r"|(?:[ \t$]|\\q?quad|\\[,;!])*"  # side by side on one line
+_GAP = r"(?:[\s$]|\\q?quad|\\[()\[\] ,;!])*"
+_SIDE = r"(?:[A-Za-z](?:_\{?\w+\}?)?(?:\(\w{1,3}\))?|\(\w(?:,\s?\w){1,3}\))\s*=\s*"  # x =, f(1) =
+_JOIN = re.compile(  # also side by side on one line
+    rf"{_GAP}(?:\\text\{{)?\s*(?:,|,?\s*(?:and|or)\b)\s*\}}?{_GAP}(?:{_SIDE})?"
+    r"|(?:[ \t$]|\\q?quad|\\[,;!])*"
 )
 _MAX_JOIN = 48
 
@@ -198,20 +172,12 @@ def after_phrase(text: str) -> str | None:
     return sentence or None
 
 
-def _foreign(text: str) -> str | None:
-    """Return the value that ends a last line such as "La réponse est 12.", else None."""
-    found = _FOREIGN.fullmatch(text[-_MAX_PHRASE:].rstrip().rpartition("\n")[2])
-    return (found[2] or _inside(found[1])) if found else None
-
-
 def conclusion(text: str) -> str | None:
     """Return the value that a short response, or the last sentence of a long one, states."""
     whole = len(text) <= _MAX_SENTENCE + _MAX_VALUE
     text = _BOLD.sub(r"\1", _COURTESY.sub("", text[-_MAX_TAIL:])).strip()
     if whole and is_value(text):
         return text if not _ANY_SPAN.fullmatch(text) else _inside(text)
-    if reverse := _IS_THE_ANSWER.search(text):
-        return _inside(reverse[1])
     span = _LAST_SPAN.search(text)
     lead = text[: span.start()].rstrip() if span else text.rstrip(" .!*\n")
     last_break = _last(_BREAK.finditer(lead))
@@ -234,16 +200,11 @@ def conclusion(text: str) -> str | None:
 def stated_value(answer: str) -> str | None:
     r"""Return the value that an answer with words states: 6\sqrt3 of `\text{The area is }6\sqrt3`.
 
-    It follows "is", "are", "equals", "=" or a name and a colon (`Total: 42`), or precedes a remark
-    in brackets: `12\text{ (since }x>0)`. None if the words deny, doubt or offer a choice.
+    It follows "is", "are", "equals" or "=". None if the words deny, doubt or offer a choice.
     """
     plain = TEXT.sub(r" \1 ", canonical(answer))
     if UNSURE.search(plain) or _SUPPOSED.search(plain.rstrip(" .0123456789")):
         return None
-    if remark := _REMARK.fullmatch(plain):
-        return remark[1].strip() or None
-    if (named := _NAMED.fullmatch(plain)) and is_value(named[1]):
-        return named[1]
     if len([word for word in _WORD.findall(plain) if word not in _KNOWN]) < _MIN_PROSE_WORDS:
         return None
     return _after_copula(plain.strip(" ."))
@@ -303,8 +264,7 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
     while len(boxes) > 1 and not boxes[-1][2].strip():
         boxes.pop()  # an empty box at the end is ignored
     if boxes:
-        later = None if settings.strict else _last(_FINAL.finditer(text, boxes[-1][1]))
-        return _inside(later[1]) if later and "box" not in later[1] else _joined(text, boxes)
+        return _joined(text, boxes)
     if settings.strict:
         return None
     if cut := _BOX.search(text):
@@ -312,7 +272,7 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
         return _unwrap(inside) or None
-    if (stated := after_phrase(text) or _foreign(text) or conclusion(text)) is not None:
+    if (stated := after_phrase(text) or conclusion(text)) is not None:
         return stated
     if settings.last_number and (numbers := re.findall(_NUMBER, text)):
         return str(numbers[-1]).rstrip(",")

@@ -7,14 +7,13 @@ Grading is not an equivalence relation: 80 equals both "80 cents" and "80 dollar
 normal forms is one. They omit labels, units and percent signs.
 """
 
+from prompt_aug.grading.equality import words_of
 from prompt_aug.grading.evaluate import digits, evaluate
 from prompt_aug.grading.extract import open_box
 from prompt_aug.grading.grader import MAX_ANSWER, MAX_NESTING, nesting
 from prompt_aug.grading.normalize import canonical, squeeze
-from prompt_aug.grading.notation import whole
 from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import split_unit
-from prompt_aug.grading.words import words_of
 
 _DIGITS = 30
 _DECIMAL_BITS = 10_000
@@ -27,7 +26,7 @@ def normal_form(answer: str) -> str:
     if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
         return plain[:MAX_ANSWER]
     try:
-        return _form(build(whole(canonical(open_box(answer))))) or plain
+        return _form(build(canonical(open_box(answer)))) or plain
     except (ValueError, ArithmeticError, RecursionError):  # unreadable: a vote for itself
         return plain
 

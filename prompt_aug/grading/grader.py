@@ -17,10 +17,17 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from prompt_aug.grading.arithmetic import TooBig, mixed_as_sums
 from prompt_aug.grading.choice import chosen, names_letter
-from prompt_aug.grading.echo import does_its_work, is_copied, is_unworked, restates
+from prompt_aug.grading.echo import (
+    DRAWING,
+    MAX_QUESTION,
+    does_its_work,
+    is_copied,
+    is_unworked,
+    restates,
+)
 from prompt_aug.grading.equality import compare
+from prompt_aug.grading.evaluate import TooBig, mixed_as_sums
 from prompt_aug.grading.extract import (
     Extraction,
     after_phrase,
@@ -29,9 +36,7 @@ from prompt_aug.grading.extract import (
     open_box,
     stated_value,
 )
-from prompt_aug.grading.formulas import DRAWING, MAX_QUESTION
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
-from prompt_aug.grading.notation import same_letters, whole
 from prompt_aug.grading.pool import GraderError, Verdict, default_pool
 from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import TRIGONOMETRIC
@@ -57,8 +62,9 @@ _TOWER = re.compile(
 )
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
 _LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
-_OPEN_BOX = re.compile(r"\\boxed\{(\s*[^\s{}][^\n]*)$")
-_MACRO = re.compile(r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode)(?![a-zA-Z])")
+_MACRO = re.compile(
+    r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode|[hv]?phantom|[hv]space)(?![a-zA-Z])"
+)
 
 
 @dataclass(eq=False)
@@ -77,19 +83,15 @@ class _Referee:
     def __call__(self, gold: str, pred: str) -> bool:
         if _TOWER.search(pred) and not _TOWER.search(gold):
             raise TooBig("a tower of powers or factorials")
-        # A logarithm without a base has two readings; the formulas must be equal in both.
-        for base in (r"\ln", r"\log_{10}") if _LOG.search(gold + pred) else ("",):
-            self._calls += 1  # cached verdicts count, or a second grade could differ from the first
-            if self._calls > MAX_WORKER_CALLS:
-                raise _Stop("timeout", "too many formulas to compare")
-            verdict = _verdict(_latex(gold, base), _latex(pred, base))
-            if verdict.status == "timeout":
-                raise _Stop("timeout", verdict.detail)
-            if verdict.status == "unparsable":
-                self.unreadable = verdict.detail
-            if verdict.status != "correct":
-                return False
-        return True
+        self._calls += 1  # cached verdicts count, or a second grade could differ from the first
+        if self._calls > MAX_WORKER_CALLS:
+            raise _Stop("timeout", "too many formulas to compare")
+        verdict = _verdict(_latex(gold), _latex(pred))
+        if verdict.status == "timeout":
+            raise _Stop("timeout", verdict.detail)
+        if verdict.status == "unparsable":
+            self.unreadable = verdict.detail
+        return verdict.status == "correct"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -101,9 +103,9 @@ def _verdict(gold: str, pred: str) -> Verdict:
     return verdict
 
 
-def _latex(text: str, base: str) -> str:
+def _latex(text: str) -> str:
     r"""Return the text for latex2sympy, which would drop the degrees of `\sin(90^\circ-x)`."""
-    text = mixed_as_sums(_LOG.sub(lambda _: base, text) if base else text)
+    text = mixed_as_sums(_LOG.sub(r"\\log_{10}", text))
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text) if TRIGONOMETRIC.search(text) else text
     return text.replace("\\degree", "^{\\circ}").strip()
 
@@ -196,8 +198,6 @@ def _stated(gold: str) -> str:
     """Return the answer that a boxed gold, or a whole worked solution, states."""
     if (opened := open_box(gold)) is not gold:
         return opened
-    if cut := _OPEN_BOX.search(gold):
-        return cut[1]
     return after_phrase(gold) or gold if "nswer" in gold or "####" in gold else gold
 
 
@@ -260,18 +260,18 @@ def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status,
 
 
 def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
-    written = whole(canonical(answer))
+    written = canonical(answer)
     if not is_balanced(written):
         return "unparsable", "brackets that do not close"
     if _MACRO.search(written):
         return "unparsable", "a command that changes TeX"
-    known = [whole(canonical(gold)) for gold in golds]
+    known = [canonical(gold) for gold in golds]
     try:
         if any(squeeze(text) == squeeze(written) for text in known):
             return "correct", ""
         undecided = []
         for text in known:
-            gold, pred = map(build, same_letters(text, written))
+            gold, pred = build(text), build(written)
             verdict = compare(gold, pred, None)
             if verdict:
                 return "correct", ""

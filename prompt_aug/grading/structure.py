@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle, product
 
 from prompt_aug.grading.evaluate import evaluate
-from prompt_aug.grading.normalize import end_of_group, squeeze
-from prompt_aug.grading.notation import TEXT_PATTERN
-from prompt_aug.grading.units import UNSURE, in_one_unit, split_unit
+from prompt_aug.grading.normalize import TEXT_PATTERN, end_of_group
+from prompt_aug.grading.units import UNSURE, split_unit
 
 MAX_DEPTH = 12
 
@@ -30,13 +29,10 @@ _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _LEADING_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-_LEADING_ZERO = re.compile(r"0\d")
-_VARIABLE = re.compile(r"[a-zA-Z](?![a-zA-Z])")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _MATRIX = re.compile(
     r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\end).)*)\\end\s*\{\1\}", re.DOTALL
 )
-_NESTED_ROWS = re.compile(r"\[\s*\[([^\[\]()]+(?:\]\s*,\s*\[[^\[\]()]+)+)\]\s*\]")  # [[1,2],[3,4]]
 OR = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])or(?![a-zA-Z])\s*")
 # After 1,2 it shows a list: 1,2/3 has no decimal comma. 1,2 \cdot 10^5 has one.
 _OPERATION = re.compile(r"\s*(?:[-+/*^!(]|\\(?:frac|sqrt|pi|div|(?:cdot|times)(?!\s*10))(?![a-z]))")
@@ -44,8 +40,6 @@ _LIST_WORD = re.compile(r"\s*,?\s*(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])\s*")
 _ACCENT = r"(?:\\(?:bar|hat|vec|tilde)\s*)?"
 _COORDINATE = rf"\s*{_ACCENT}(?:[A-Za-z]|\\[a-z]+)'*(?:_(?:\{{[^{{}}]*\}}|\w))?\s*"
 _NAMES = re.compile(rf"\(({_COORDINATE}(?:,{_COORDINATE})+)\)\s*=\s*(?=[(\[{{]|\\\{{)")
-_POINT = re.compile(r"([A-Z]'*(?:_\{?\d\}?)?)\s*(\([^()=]*\d[^()=]*,[^()=]*\))")
-_CHOOSE = re.compile(r"\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
 # A value, and after it its decimals, which are dropped.
 _ROUNDED = re.compile(
     r"((?:(?!\\approx).)+)\\approx\s*([-+]?[\d.,]+(?:\s*\\times\s*10\^\{?-?\d+\}?)?)"
@@ -91,11 +85,6 @@ def build(text: str, depth: int = 0) -> Node:
             return replace(node, label="".join(label[1].split()))
     if (number := _number(text, depth)) is not None:
         return number
-    if readings := in_one_unit(text):
-        items = tuple(Node("leaf", reading) for reading in readings)
-        return Node("either", text, items)
-    if point := _POINT.fullmatch(text):
-        return _point(point[1], point[2], text, depth)
     for kind, parts in (("union", split_top(text, r"\\cup")), ("list", split_list(text))):
         if len(parts) > 1:
             return _group(kind, parts, text, depth)
@@ -127,31 +116,11 @@ def _named(names: str, node: Node, text: str) -> Node:
 
 
 def _group(kind: str, parts: list[str], text: str, depth: int) -> Node:
-    rows = split_top(text, ";")
-    if len(rows) == 1 and "=" in text:
-        rows = split_top(text, OR.pattern)
-        rows = rows if all("," in row and "=" in row for row in rows) else []
-    if kind == "list" and len(rows) <= 1:
-        rows = _solutions(parts)
-    if kind == "list" and len(rows) > 1 and "," in text + rows[0]:
-        parts = [f"({row})" for row in rows if row]  # a, b; c, d lists the pairs (a, b), (c, d)
     items = tuple(build(part, depth + 1) for part in parts)
-    if kind in ("list", "set") and any(item.kind == "list" for item in items):
+    if kind in ("list", "set"):
         nested = (item.items if item.kind == "list" else (item,) for item in items)
         items = tuple(leaf for group in nested for leaf in group)
     return Node(kind, text, items, relation=any(item.relation for item in items))
-
-
-def _solutions(parts: list[str]) -> list[str]:
-    """Return `x = 1, y = 2` and `x = 3, y = 4` of a list of all four; [] for another list."""
-    names = [squeeze(part.partition("=")[0]) for part in parts if "=" in part]
-    width = len(set(names))
-    if not 1 < width < len(names) == len(parts):
-        return []
-    starts = range(0, len(parts), width)
-    if any(set(names[start : start + width]) != set(names) for start in starts):
-        return []
-    return [", ".join(parts[start : start + width]) for start in starts]
 
 
 def _number(text: str, depth: int) -> Node | None:
@@ -169,21 +138,9 @@ def _number(text: str, depth: int) -> Node | None:
     if not thousands and (listed or not _DECIMAL_COMMA.fullmatch(body)):
         return None
     readings = [Node("leaf", body.replace(",", "" if thousands else ".") + tail)]
-    parts = text.split(",")
-    variable = not tail or _VARIABLE.match(tail)  # 0,3a
-    if variable and not any(_LEADING_ZERO.match(part) for part in parts):  # 276,000 is no list
-        readings.append(_group("list", parts, text, depth))
+    if not re.search(r",0\d", body) and re.fullmatch("[a-z]?", tail):  # 0,3a; not 276,000
+        readings.append(_group("list", text.split(","), text, depth))
     return Node("either", text, tuple(readings))
-
-
-def _point(name: str, coordinates: str, text: str, depth: int) -> Node:
-    """Return the readings of `P(3,4)`: a point with its name; of `C(5,2)` also the binomial."""
-    point = replace(build(coordinates, depth + 1), label=name)
-    chosen = _CHOOSE.fullmatch(coordinates) if name == "C" else None
-    if point.kind != "tuple" or not chosen:
-        return point if point.kind == "tuple" else _leaf(text, depth)
-    binomial = Node("leaf", rf"\binom{{{chosen[1]}}}{{{chosen[2]}}}")
-    return Node("either", text, (point, binomial))
 
 
 def _bracketed(text: str, depth: int) -> Node | None:
@@ -191,18 +148,11 @@ def _bracketed(text: str, depth: int) -> Node | None:
         rows = [split_top(row, "&") for row in split_top(matrix[2], r"\\\\") if row.strip()]
         items = tuple(_group("tuple", row, " & ".join(row), depth) for row in rows)
         return Node("matrix", text, items)
-    if nested := _NESTED_ROWS.fullmatch(text):
-        table = [row.split(",") for row in re.split(r"\]\s*,\s*\[", nested[1])]
-        if len({len(row) for row in table}) == 1:
-            body = r" \\ ".join(" & ".join(row) for row in table)
-            typed = rf"\begin{{matrix}}{body}\end{{matrix}}"
-            return replace(build(typed, depth + 1), text=text)
     if text.startswith(r"\{") and text.endswith(r"\}") and len(text) >= 4:
         inside = text[2:-2]
         closed = end_of_group(text, 1) == len(text)
         plain = closed and inside.strip() and not {"|", ":"} & set(inside)
         return _group("set", split_list(inside), text, depth) if plain else None
-    text = re.sub(r"^\\langle\s*(.*)\\rangle$", r"(\1)", text)
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and end_of_group(text, 0) == len(text):
         parts = split_top(text[1:-1], "[,;]")
         if len(parts) > 1:

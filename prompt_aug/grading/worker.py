@@ -193,48 +193,6 @@ def _both_unsolvable(known: Any, target: Any) -> bool:
     return bool(ratio.free_symbols)
 
 
-def _same_curve(known: Any, target: Any) -> bool:
-    """Return whether equations of several letters, as `xy = 1` and `y = 1/x`, are one polynomial.
-
-    No denominator may vanish on the curve, so that clearing denominators adds no solution.
-    """
-    from sympy import Eq, cancel, fraction, groebner, together
-
-    if not (isinstance(known, Eq) and isinstance(target, Eq)) or len(known.free_symbols) < 2:
-        return False
-    letters, tops = sorted(known.free_symbols, key=str), []
-    for equation in (known, target):
-        top, bottom = fraction(together(equation.lhs - equation.rhs))
-        if not (top.is_polynomial(*letters) and bottom.is_polynomial(*letters)) or top == 0:
-            return False
-        if bottom.free_symbols and groebner([top, bottom], *letters).exprs != [1]:
-            return False
-        tops.append(top)
-    return not cancel(tops[0] / tops[1]).free_symbols
-
-
-def _same_where_real(known: Any, target: Any) -> bool:
-    """Return whether two formulas are real at the same values of a letter, and equal there."""
-    from sympy import Dummy, Expr, Interval, Pow, S, Union, log, oo, simplify
-    from sympy.calculus.util import continuous_domain
-
-    if not (isinstance(known, Expr) and isinstance(target, Expr)):
-        return False
-    difference, t = known - target, Dummy(positive=True)
-    parts = [p for p in difference.atoms(log, Pow) if not (p.is_Pow and p.exp.is_integer)]
-    # With several letters below roots and in logarithms the domain is no set of values.
-    if len(letters := {letter for part in parts for letter in part.free_symbols}) != 1:
-        return False
-    (letter,) = letters
-    domain, other = (continuous_domain(value, letter, S.Reals) for value in (known, target))
-    pieces = domain.args if isinstance(domain, Union) else (domain,)
-    if domain != other or domain == S.Reals or not all(isinstance(p, Interval) for p in pieces):
-        return False
-    ends = ((piece.start, piece.end) for piece in pieces)
-    inside = (a + t if b == oo else b - t if a == -oo else (a + b * t) / (1 + t) for a, b in ends)
-    return all(simplify(difference.subs(letter, value)) == 0 for value in inside)
-
-
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Return the verdict on one pair as a reply.
 
@@ -260,7 +218,6 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         equal = verify(
             known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
-        equal = equal or _same_curve(known, target) or _same_where_real(known, target)
         if equal and _both_unsolvable(known, target):
             return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prompt_aug.base.progress import track
-from prompt_aug.grading.formulas import DRAWING
+from prompt_aug.grading.echo import DRAWING
 
 OVERLAP_N, OVERLAP_LIMIT = 8, 0.5
 LIKENESS_N, LIKENESS_LIMIT = 3, 0.8

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_aug.grading.arithmetic import TooBig, Unsupported
-from prompt_aug.grading.evaluate import evaluate, surely_different
+from prompt_aug.grading.evaluate import TooBig, Unsupported, evaluate, surely_different
 
 Formula = tuple[str, Fraction]
 

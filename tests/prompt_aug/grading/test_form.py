@@ -3,7 +3,6 @@
 import pytest
 
 from prompt_aug.grading import normal_form
-from prompt_aug.grading.normalize import canonical
 
 ALIKE = [
     (r"\frac12", "0.50", r"x = \frac{2}{4}", r"\boxed{\dfrac{1}{2}}", "1/2", "50/100"),
@@ -47,10 +46,3 @@ def test_answers_that_differ_have_different_forms() -> None:
 )
 def test_hostile_text_has_a_form(text: str) -> None:
     assert isinstance(normal_form(text), str)
-
-
-@pytest.mark.timeout(60)
-def test_blanks_behind_a_base_are_walked_through_once() -> None:
-    """An expression that takes the cube of their number of steps would take hours here."""
-    assert canonical("1base" + " " * 3_000 + "x").startswith("1")
-    assert canonical("101 base" + " " * 3_000 + "2") == "101_{2}"
