@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from recipe.config.shapes import Gpu, Shape
-from recipe.preflight.engine import HEADS, ROWS, TENSOR, micro_batches
+from recipe.preflight.engine import actor_rows, attention_heads, engine_gpus, micro_batches
 from recipe.preflight.lora import adapter_size
 from recipe.preflight.rules import Setup, refuse
 
@@ -85,7 +85,7 @@ def work_of(config: DictConfig, shape: Shape, gpu: Gpu) -> Work:
     Raises ConfigError for a number of GPUs over which engines or mini-batches do not divide.
     """
     setup = Setup(config)
-    refuse([TENSOR, ROWS, HEADS, micro_batches], setup)
+    refuse([engine_gpus, actor_rows, attention_heads, micro_batches], setup)
     actor, rollout, trainer = setup.actor, setup.rollout, setup.trainer
     prompt, response = setup.data.max_prompt_length, setup.data.max_response_length
     fsdp, every = actor.fsdp_config, trainer.test_freq

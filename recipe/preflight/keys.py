@@ -4,7 +4,7 @@
 
 Every leaf key of verl's composed configuration has a row. Its text is the reader, ``file:line`` in
 the verl package, or ``no effect``, or the row of `by_hand.yaml` that matches it. `keys.yaml` has
-the rows without effect, with verl's default. A reader is an access ``config.actor.clip_ratio``,
+the rows that have to keep their defaults. A reader is an access ``config.actor.clip_ratio``,
 ``.get("clip_ratio")`` or ``["clip_ratio"]`` in a module that this project runs (`OFF` names the
 others). Its parent is the key's own section or a variable that holds it (`SECTIONS`). The search
 is by name, so it can find the reader of another section's key of the same name. `by_hand.yaml`
@@ -12,23 +12,19 @@ corrects the rows that were found wrong.
 """
 
 import ast
-import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import write_text
-from recipe.config.compose import flat, verl_config
+from recipe.config.verl import KEYS, base, flat
 
-HERE = Path(__file__).parent
-TABLE, BY_HAND = HERE / "keys.yaml", HERE / "by_hand.yaml"
-UNUSED = "no effect"  # start of the text of a row whose key must keep its default
+BY_HAND = KEYS.with_name("by_hand.yaml")
+FIXED = ("no effect", "unsupported")  # starts of the texts of keys that must keep their defaults
 # Modules of verl that no process of this project runs: other engines, trainers and datasets.
 OFF = re.compile(
     r"megatron|mcore|sglang|trtllm|mindspeed|veomni|torchtitan|automodel|fully_async|one_step_off|"
@@ -117,20 +113,8 @@ def reader(key: str, found: Mapping[str, list[Access]]) -> str | None:
     return place
 
 
-def verl_defaults() -> dict[str, Any]:
-    """Return key -> value of verl's own configuration, interpolations unresolved.
-
-    Lists and empty sections are values.
-    """
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(str(verl_config()), version_base=None):
-        config = compose("ppo_trainer")
-    return dict(flat(OmegaConf.to_container(config, resolve=False)))
-
-
-def build() -> dict[str, Any]:
-    """Return the rows from the installed verl: key -> text, of an unused key [text, default]."""
+def build() -> dict[str, str]:
+    """Return key -> its reader, or why it has to keep its default, from the installed verl."""
     import verl
 
     root = Path(verl.__file__).parent
@@ -139,57 +123,33 @@ def build() -> dict[str, Any]:
         for path in root.rglob("*.py")
         if not OFF.search(name := str(path.relative_to(root)))
     }
-    found, defaults = accesses(sources), verl_defaults()
+    found, defaults = accesses(sources), dict(flat(base("ppo_trainer")))
     corrections = yaml.safe_load(BY_HAND.read_text(encoding="utf-8"))  # the last match applies
-    rows: dict[str, Any] = {}
     # An interpolation such as ${oc.select:actor_rollout_ref.actor.x,1} reads that key.
     passed = {
         named: f"default of {key}"
         for key, default in defaults.items()
         for named in re.findall(r"[\w.]+", str(default) if "${" in str(default) else "")
     }
-    for key, default in sorted(defaults.items()):
+    rows = {}
+    for key in sorted(defaults):
         texts = [text for pattern, text in corrections.items() if fnmatchcase(key, pattern)]
-        text = texts[-1] if texts else reader(key, found) or passed.get(key) or UNUSED
-        rows[key] = [text, default] if text.startswith(UNUSED) else text
+        rows[key] = texts[-1] if texts else reader(key, found) or passed.get(key) or FIXED[0]
     return rows
 
 
-@functools.cache
-def table() -> dict[str, list[Any]]:
-    """Return the committed rows of unused keys: key -> [text, default]."""
-    return dict(yaml.load(TABLE.read_text(encoding="utf-8"), yaml.CSafeLoader))
-
-
-def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, why) of the keys without effect whose value is not verl's default.
-
-    A default that is an interpolation follows the other keys of `config`.
-    """
-    for key, (text, default) in table().items():
-        value = OmegaConf.select(config, key)
-        if default == "???" and value is None:  # never set
-            continue
-        if "${" in str(default):
-            if value is None:
-                continue
-            section, _, name = key.rpartition(".")
-            before = OmegaConf.select(config, section).copy()  # a copy of all takes 0.1 s
-            OmegaConf.update(before, name, default)
-            default = OmegaConf.select(before, name)
-        if value != default:
-            yield key, value, text
+def fixed(rows: Mapping[str, str]) -> dict[str, str]:
+    """Return the rows of keys that have to keep their defaults."""
+    return {key: text for key, text in rows.items() if text.startswith(FIXED)}
 
 
 def main() -> None:
     rows = build()
-    for key, row in rows.items():
-        print(f"{key}: {row[0] if isinstance(row, list) else row}")
-    written = {key: row for key, row in rows.items() if isinstance(row, list)}
-    text = yaml.safe_dump(written, width=1000, default_flow_style=None)
+    for key, text in rows.items():
+        print(f"{key}: {text}")
     head = "# Written by python -m recipe.preflight.keys from verl's source and by_hand.yaml.\n"
-    write_text(TABLE, head + text)
-    print(f"{TABLE}: {len(written)} of {len(rows)} keys")
+    write_text(KEYS, head + yaml.safe_dump(fixed(rows), width=1000))
+    print(f"{KEYS}: {len(fixed(rows))} of {len(rows)} keys")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,11 +32,11 @@ from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.covariance import covariance_metrics, covariance_of
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.algorithms.tokens import validated
+from recipe.config.settings import defaults
 from recipe.trainer.batch import Fetched, matrix, ragged, rollouts_of
 from recipe.trainer.metrics import entropy, group_metrics, rephrasing_metrics
 
 EXAMPLE = "--rows 256"
-SETTINGS = Path(__file__).resolve().parents[2] / "recipe" / "config" / "recipe.yaml"
 GROUP = 8
 STEP_SECONDS = 30.0
 VERL = "verl: compute_grpo_outcome_advantage"
@@ -98,7 +97,7 @@ def record(made: SimpleNamespace) -> RolloutBatch:
 
 def lines(made: SimpleNamespace) -> dict[str, Callable[[], object]]:
     """Return the functions to measure, by name. Their inputs are computed here, not measured."""
-    settings = OmegaConf.load(SETTINGS).recipe
+    settings = OmegaConf.create(defaults())
     settings.weights.name = "gaussian_covariance"
     batch = record(made)
     mask_BT, group_B, rewards_B = batch.mask_BT, batch.group_B, batch.reward_B
@@ -142,7 +141,7 @@ def each_function(batch: RolloutBatch) -> Iterator[tuple[str, Callable[[], objec
     batch = replace(batch, values_BT=batch.logprobs_BT)
     for section, names in (("advantage", ADVANTAGES), ("weights", TOKEN_WEIGHTS)):
         for name in sorted(names):
-            settings = OmegaConf.load(SETTINGS).recipe
+            settings = OmegaConf.create(defaults())
             settings[section].name = name
             yield f"{section} {name}", partial(compute_advantages, batch, settings)
 

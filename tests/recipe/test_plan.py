@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from abbreviations import SHORT
 from tiny_lora import RANK, tuned
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -15,7 +16,6 @@ from recipe.errors import ConfigError
 from recipe.preflight import estimate
 from recipe.preflight.estimate import Work
 from recipe.preflight.lora import LAYERS
-from recipe.preflight.rules import SHORT
 
 PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")

@@ -10,7 +10,7 @@ import pytest
 import ray
 import torch
 import transfer_queue
-import yaml
+from abbreviations import SHORT
 from changes import changed
 from composed import composed
 from keys_in_text import wrong_keys_in_code
@@ -20,15 +20,15 @@ from verl.workers.config import FSDPActorConfig
 
 from prompt_aug.base.files import write_json
 from recipe.config.compose import is_open
-from recipe.config.schema import KLType
 from recipe.config.shapes import known_shapes
+from recipe.config.verl_types import KLType
 from recipe.errors import ConfigError
 from recipe.preflight import checks, rules
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, REJECTIONS
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.lora import LAYERS, adapted
-from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
-from recipe.preflight.stack import STACK
+from recipe.preflight.rules import Check, Rule, Setup, messages
+from recipe.preflight.stack import STACK, triton_width
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
@@ -68,12 +68,11 @@ REFUSED = [
     ("recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=7", "{R}.n"),
     ("recipe.advantage.name=ta_grpo", "recipe.advantage.name recipe.rephrasings.count"),
     ("recipe.rephrasings.count=2", "{R}.n recipe.rephrasings.count"),
-    (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}.bypass_mode"),
-    (f"{TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C}.rollout_is"),
-    (f"{TA} {RS}token_k1", "recipe.rephrasings.ratio {C}.rollout_rs"),
-    ("recipe.advantage.group=rephrasing", "recipe.advantage.group recipe.rephrasings.count"),
+    (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}"),
+    (f"{TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C}"),
+    (f"{TA} {RS}token_k1", "recipe.rephrasings.ratio {C}"),
     (
-        "recipe.weights.name=gaussian_covariance recipe.weights.gaussian_covariance.sigma=x",
+        "recipe.weights.name=gaussian_covariance recipe.weights.arguments={{sigma:x}}",
         "recipe.weights.gaussian_covariance",
     ),
     (f"{WEIGHTS} recipe.weights.clip_cov.lower=9", "recipe.weights.clip_cov"),
@@ -90,14 +89,11 @@ REFUSED = [
     (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
     ("{A}.loss_agg_mode=seq-mean-token-sum-norm", "{A}.loss_scale_factor"),
     ("{C}.bypass_mode=true {C}.rollout_is=token", "{C}.bypass_mode rollout_is"),
-    ("{C}.bypass_mode=true {C}.loss_type=reinforce", "{C}.bypass_mode loss_type"),
     ("{C}.rollout_is=token {R}.calculate_log_probs=false", "{R}.calculate_log_probs"),
     ("{C}.rollout_rs=token_k1", "{C}.rollout_rs_threshold"),
     (f"{RS}'token_k1,seq_k1'", "{C}.rollout_rs seq_k1"),
     (f"{RS}geometric", "{C}.rollout_rs=geometric seq_mean_k1 Older"),
     ("{LOSS}=mine {A}.policy_loss._target_=nowhere.Mine", "{A}.policy_loss._target_=nowhere.Mine"),
-    ("{LOSS}=dro", "{A}.policy_loss.dro_beta"),
-    ("{LOSS}=dro {A}.policy_loss.dro_beta=nan", "{A}.policy_loss.dro_beta"),
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
     (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
     (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
@@ -111,7 +107,6 @@ REFUSED = [
     (f"{NONE} algorithm.use_kl_in_reward=true", "recipe.advantage.name algorithm.use_kl_in_reward"),
     ("{LOSS}=dppo_tv {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
     ("{LOSS}=dppo_kl {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
-    ("recipe.one_question=0 recipe.curriculum.enable=true", "recipe.one_question"),
     (GAE, "recipe.advantage.name=verl:gae critic.enable"),
     ("recipe.curriculum.value_model=true", "recipe.curriculum.value_model critic.enable"),
     (f"{PCL} {FILTER}", "recipe.curriculum.value_model algorithm.filter_groups.enable"),
@@ -143,7 +138,6 @@ ALLOWED_ALGORITHM = [
     PCL,
     *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
     MAXRL,
-    "recipe.advantage.name=maxrl recipe.reward.format_gated=true",
     NONE,
     f"{NONE} {{R}}.n=1",
     "recipe.advantage.name=none {A}.use_kl_loss=true",
@@ -190,12 +184,6 @@ FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
 FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
-FSDP1 = [
-    (role, key)
-    for role in ("{A}.fsdp_config", "{REF}.fsdp_config", "critic.fsdp")
-    for key in ("use_orig_params=true", "wrap_policy.min_num_params=9")
-]
-
 REFUSED += [  # found by a call on a trial batch
     (f"recipe.{section}.name={name} recipe.{section}.arguments.{value}", f"{name} {value}")
     for section, name, value in (
@@ -239,7 +227,6 @@ REFUSED += [  # verl and its engines
     ("algorithm.gamma=0.9", "algorithm.gamma=0.9 recipe.advantage.arguments.gamma"),
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
     ("trainer.max_critic_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep"),
-    (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
     ("{R}.val_kwargs.n=8", "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=0"),
     ("{A}.optim.warmup_style=cosine", "{A}.optim.lr_scheduler_type"),
     ("critic.optim.warmup_style=cosine", "critic.optim.lr_scheduler_type"),
@@ -268,31 +255,16 @@ REFUSED += [  # verl and its engines
     (FLASH2, "attn_implementation flash_attn"),
     ("{MODEL}.override_config.attn_implementation=null", "attn_implementation flash_attn"),
     (FLASH3, "attn_implementation flash_attn_interface"),
-    ("{MODEL}.override_config.attn_implementation=flex_attention", "trainer.device gradient"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     ("{A}.ppo_micro_batch_size=64", "{A}.ppo_micro_batch_size_per_gpu"),
     (f"{PCL} critic.ppo_micro_batch_size=8", "critic.ppo_infer_max_token_len_per_gpu"),
     ("{A}.fsdp_config.dtype=float16", "{A}.fsdp_config.mixed_precision"),
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
     (f"{PCL} critic.use_dynamic_bsz=false", "critic.use_dynamic_bsz=false"),
-    (f"{PCL} critic.loss_scale_factor=80", "critic.loss_scale_factor=80"),
     ("{R}.disaggregation.enabled=true", "{R}.disaggregation.enabled=true restarts"),
     ("{MODEL}.mtp.enable=true", "{MODEL}.mtp.enable=true FSDP"),
-    *((f"{role}.{key}", f"{role}.{key} strategy=fsdp") for role, key in FSDP1),
     ("{A}.fsdp_config.forward_only=true", "{A}.fsdp_config.forward_only trained"),
     ("{REF}.fsdp_config.forward_only=false", "{REF}.fsdp_config.forward_only optimizer"),
-    (
-        "{A}.optim.lr_warmup_steps=3 {A}.optim.lr_warmup_steps_ratio=0.1",
-        "{A}.optim.lr_warmup_steps",
-    ),
-    (f"{FILTER} algorithm.filter_groups.max_inflight_gen_batches=2", "max_inflight request_seeds"),
-    ("{R}.scheduling_policy=priority", "{R}.scheduling_policy=priority"),
-    ("{R}.prometheus.enable=true", "{R}.disable_log_stats=false"),
-    ("trainer.log_val_generations=5", "trainer.log_val_generations=5 wandb"),
-    ("data.custom_cls.name=Mine", "data.custom_cls.name=Mine data.custom_cls.path"),
-    ("skip.rollout_tq.enable=true", "skip.rollout_tq.steps"),
-    ("global_profiler.steps=[2]", "global_profiler.tool=torch"),
-    ("global_profiler.steps=[2] global_profiler.tool=torch", "{A}.profiler.enable=true"),
 ]
 ALLOWED_ENGINE = [
     "",
@@ -325,13 +297,11 @@ REFUSED += [  # optimizers, kernels, quantization
     ("{A}.optim.optimizer=AdamW8bit", "no such optimizer"),
     ("{A}.optim.override_optimizer_config={{momentun:0.9}}", "momentun"),
     (f"{GAE} critic.enable=true critic.optim.optimizer=Muon", "critic.optim.optimizer=Muon"),
-    (KERNELS + "cuda", "torch, triton, liger"),
     (KERNELS + "triton", "need a GPU"),
     (KERNELS + "liger", "need a GPU"),
     ("{MODEL}.use_liger=true", "need a GPU"),
     ("{A}.strategy=fsdp", "trainer.device=cpu {A}.strategy=fsdp2"),
-    ("{R}.quantization=fp8", "trainer.device=cpu float32"),
-    ("{R}.quantization=int4", "fp8"),
+    ("{R}.quantization=fp8", "trainer.device=cpu GPU"),
     ("{R}.engine_kwargs.sglang={{x:1}}", "for SGLang"),
     ("{C}.loss_type=reinforce", "V1 trainer"),
     (f"{ULYSSES}=2 {{MODEL}}.use_remove_padding=false", "use_remove_padding=true"),
@@ -560,8 +530,8 @@ def test_triton_kernels_take_the_hidden_size_in_steps_of_128(toy: Any, tmp_path:
     for hidden, found in ((1536, 0), (576, 1)):
         write_json(tmp_path / "config.json", shape | {"hidden_size": hidden})
         with_model = f"recipe.model_path={tmp_path} {KERNELS}"
-        assert len(told(toy, f"{with_model}triton trainer.device=cuda", ENGINE)) == found
-        assert told(toy, f"{with_model}torch", ENGINE) == []
+        assert len(told(toy, f"{with_model}triton", [triton_width])) == found
+        assert told(toy, f"{with_model}torch", [triton_width]) == []
 
 
 # ------------------------------------------------------------------------- the lists
@@ -570,24 +540,17 @@ def test_triton_kernels_take_the_hidden_size_in_steps_of_128(toy: Any, tmp_path:
 def test_the_list_has_a_line_for_each_check_and_names_keys_that_exist() -> None:
     themes = checks.SETTINGS | checks.PLACE
     page = rules.page(themes)
-    assert page.count("\n| ") == sum(map(len, themes.values())) + len(themes)  # and their heads
+    assert page.count("\n") + 1 == sum(map(len, themes.values())) + len(themes)  # and their heads
     assert wrong_keys_in_code(f"{page!r}", {}) == []
 
 
 def test_every_rule_has_keys_that_exist_and_a_remedy(toy: Any) -> None:
     every = [c for theme in (checks.SETTINGS | checks.PLACE).values() for c in theme]
     written = [check for check in every if isinstance(check, Rule)]
-    assert len(written) > 100
     for rule in written:
-        assert rule.message.rstrip().endswith("."), rule
+        assert rule.message.endswith("."), rule
         for key in rule.keys.split():
-            key = key.format(**SHORT)
             assert is_open(key) or OmegaConf.select(toy, key, default=key) != key, key
-    sections = yaml.safe_load(Path(rules.__file__).with_name("refused.yaml").read_text())
-    for row in (row for section in sections.values() for row in section):
-        conditions = rules.CONDITION.findall(row)
-        assert " ".join(map("".join, conditions)) == row
-        assert [type(rules.holds(Setup(toy), condition)) for condition in conditions]  # can be read
 
 
 def test_a_broken_rule_would_be_seen(toy: Any) -> None:
@@ -595,7 +558,7 @@ def test_a_broken_rule_would_be_seen(toy: Any) -> None:
     with pytest.raises(AttributeError):
         messages([Rule("recipe.seed", lambda s: s.nothing, "")], Setup(toy))
     with pytest.raises(ConfigError, match=r"recipe\.seed=0 with recipe\.name=toy: bad 7"):
-        rules.refuse([Rule("recipe.seed recipe.name", lambda s: 7, "bad {found}.")], Setup(toy))
+        rules.refuse([Rule("recipe.seed recipe.name", lambda s: 7, "bad 7.")], Setup(toy))
 
 
 # ------------------------------------------------------------------------- compared with verl
