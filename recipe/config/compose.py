@@ -22,19 +22,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import check_yaml, closest, shown
+from recipe.config.base import CONFIG, base, flat, is_in, known_keys, search_path
 from recipe.config.sizes import set_sizes
-from recipe.config.verl import (
-    CONFIG,
-    base,
-    check_types,
-    flat,
-    is_in,
-    known_keys,
-    off_switch,
-    search_path,
-    unknown_key,
-    wrong_values,
-)
+from recipe.config.verl import check_types, off_switch, unknown_key, wrong_values
 from recipe.errors import ConfigError
 from recipe.run.host import gpus_here
 

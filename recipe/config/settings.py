@@ -35,9 +35,14 @@ from prompt_aug.verifiers import VerifierLimits
 Alarm = Literal["warn", "save", "stop", "rollback"]  # actions of the guard
 
 
-def setting(default: Any, meaning: str, *, free: bool = False) -> Any:
-    """Return the field of a setting. `free`: a resumed run may change it."""
-    return Field(default, description=meaning, json_schema_extra={"free": free})
+def setting(default: Any, meaning: str) -> Any:
+    """Return the field of a setting that a resumed run may not change."""
+    return Field(default, description=meaning)
+
+
+def free(default: Any, meaning: str) -> Any:
+    """Return the field of a setting that a resumed run may change."""
+    return Field(default, description=meaning, json_schema_extra={"free": True})
 
 
 def _validation(key: str) -> str:
@@ -45,6 +50,9 @@ def _validation(key: str) -> str:
     if key != f"val/{source}/accuracy" or not source:
         raise ValueError("should be val/SOURCE/accuracy, SOURCE a data_source of data.val_files")
     return key
+
+
+ValidationKey = Annotated[str, AfterValidator(_validation)]
 
 
 class Toy(Record):
@@ -57,7 +65,7 @@ class Toy(Record):
     validation_questions: Positive | None = setting(None, "null: as in the world")
     test_questions: Positive | None = setting(None, "null: as in the world")
     templates: Names | None = setting(
-        "${recipe.augment.templates}", "taught to the start model; null: all of the bank"
+        "${recipe.augment.templates}", "the start model knows; null: all"
     )
     updates: Positive | None = setting(None, "supervised updates of the start model")
 
@@ -65,19 +73,13 @@ class Toy(Record):
 class Augment(Record):
     """Prompt augmentation, arXiv 2602.03190."""
 
-    bank: Text | None = setting(
-        None, "null: the project's 13 templates; papers; or a .yaml or published .json"
-    )
+    bank: Text | None = setting(None, "null: our 13; papers; or a file")
     templates: Names | None = setting(None, "names to draw from; null: the whole bank")
     weights: Weights | None = setting(None, "of the templates; null: uniform")
     mode: Mode = setting("per_question", "per_question (the paper), per_rollout or fixed")
-    format: FormatSetting = setting(
-        "strict", "strict (order, nesting, box) or published (each marker once)"
-    )
-    style: Style = setting(
-        "auto", "auto, chat (the tokenizer's chat template), raw (base models) or bare"
-    )
-    instruction: Turn = setting("system", "turn of the template's instruction: system or user")
+    format: FormatSetting = setting("strict", "strict, or published: each marker once")
+    style: Style = setting("auto", "auto, chat, raw (base models), bare")
+    instruction: Turn = setting("system", "instruction's turn: system, user")
     system: System = setting("row", "system prompt: row (the row's own, if any) or template")
     validation_template: Text = setting("qwen-math", "template of validation prompts")
 
@@ -86,51 +88,35 @@ class Overlong(Record):
     """DAPO's soft overlong punishment, arXiv 2503.14476."""
 
     enable: bool = setting(False, "punish long responses")
-    buffer: Positive = setting(
-        512, "tokens before the limit over which the penalty grows to factor"
-    )
+    buffer: Positive = setting(512, "tokens of the ramp before the limit")
     factor: Above0 = setting(1.0, "largest penalty; 0.5 is DAPO's 1, whose rewards are +-1")
 
 
 class Reward(Record):
     """reward = score + format_weight x format - overlong."""
 
-    verifiers: dict[str, Text] | None = setting(
-        None, "{DATA_SOURCE: my_module.my_function}; for other sources the grader's accuracy"
-    )
-    verifier_limits: VerifierLimits = setting(VerifierLimits(), "of one call", free=True)
+    verifiers: dict[str, Text] | None = setting(None, "{DATA_SOURCE: my.check}; else the grader")
+    verifier_limits: VerifierLimits = free(VerifierLimits(), "of one call")
     format_weight: Weight = setting(1.0, "weight of the format reward")
-    extraction: ExtractionName = setting(
-        "default", "strict (a box), default, or last_number (if nothing else)"
-    )
-    unworked: Literal["pay", "refuse"] = setting(
-        "pay", "arithmetic not worked out, as (16-3-4)*2 for 18: pay or refuse"
-    )
+    extraction: ExtractionName = setting("default", "strict (a box), default, last_number")
+    unworked: Literal["pay", "refuse"] = setting("pay", "(16-3-4)*2 for 18: pay, refuse")
     overlong: Overlong = Overlong()
 
 
 class Rollout(Record):
     """Requests to the engine."""
 
-    poll_seconds: Above0 = setting(
-        0.5, "between two looks of the trainer for finished groups", free=True
-    )
-    request_seeds: bool = setting(
-        False, "a seed per rollout, equal in all runs with recipe.seed; slower"
-    )
+    poll_seconds: Above0 = free(0.5, "between two looks for finished groups")
+    request_seeds: bool = setting(False, "a seed per rollout, equal in all runs; slower")
     joint_limit: bool = setting(False, "max_model_len bounds prompt and response together")
-    hang_seconds: Above0 = setting(
-        3600, "without a finished group for so long, the run saves and ends", free=True
-    )
+    hang_seconds: Above0 = free(3600, "save and end after so long without a group")
 
 
 class Rephrasings(Record):
     """TA-GRPO, arXiv 2601.22478: rephrasings join the question's group."""
 
     count: Count = setting(0, "N; a question gets rollout.n = (N+1) x G responses")
-    ratio: Literal["anchored", "own"] = setting(
-        "anchored", "anchored: trained under the question's prompt; own: under the rephrasing's"
-    )
+    ratio: Literal["anchored", "own"] = setting("anchored", "own: trained under its prompt")
 
 
 class Advantage(Record):
@@ -167,12 +153,8 @@ class TokenWeights(Record):
 class DynamicSampling(Record):
     """Bounds on algorithm.filter_groups (DAPO, arXiv 2503.14476)."""
 
-    max_gen_batches: Positive = setting(
-        10, "generated questions of a step <= this x data.train_batch_size", free=True
-    )
-    on_exhausted: Literal["train", "stop"] = setting(
-        "train", "train: fill up with zero-variance groups; stop: save and end", free=True
-    )
+    max_gen_batches: Positive = free(10, "a step generates <= this x batches")
+    on_exhausted: Literal["train", "stop"] = free("train", "or stop: save and end")
 
 
 class History(Record):
@@ -180,9 +162,7 @@ class History(Record):
 
     enable: bool = setting(False, "add the length reward")
     weight: Above0 = setting(1.0, "of the length reward")
-    floor: Annotated[float, Field(ge=-1, le=0)] = setting(
-        -0.7, "lowest length reward of a right answer"
-    )
+    floor: Annotated[float, Field(ge=-1, le=0)] = setting(-0.7, "lowest of right answers")
 
 
 class Curriculum(Record):
@@ -198,60 +178,34 @@ class Curriculum(Record):
 class Rollback(Record):
     """Return to the saved step of best held-out accuracy, and change settings."""
 
-    lr_factor: Annotated[float, Field(gt=0, lt=1)] = setting(
-        0.5, "multiplies the actor's learning rate", free=True
-    )
-    kl_loss_coef: Above0 | None = setting(
-        None, "coefficient of a KL loss from then on; null: unchanged", free=True
-    )
-    times: Positive = setting(2, "rollbacks; the next alarm ends the run", free=True)
+    lr_factor: Annotated[float, Field(gt=0, lt=1)] = free(0.5, "of the learning rate")
+    kl_loss_coef: Above0 | None = free(None, "of a KL loss; null: unchanged")
+    times: Positive = free(2, "rollbacks; the next alarm ends the run")
 
 
 class Guard(Record):
     """Collapse guard: recipe/trainer/guard.py."""
 
-    action: Literal["off", "warn", "save", "stop", "rollback"] = setting(
-        "off",
-        "off, warn, save (a checkpoint), stop (save, end, print a fork) or rollback",
-        free=True,
-    )
-    window: Positive = setting(
-        10, "steps of a median of entropy, length, gradient norm, accuracy", free=True
-    )
-    factor: Annotated[float, Field(gt=1)] = setting(
-        4.0, "of change against every earlier window", free=True
-    )
-    accuracy_drop: Part = setting(
-        0.1, "of val/SOURCE/accuracy below its best, twice in a row", free=True
-    )
+    action: Literal["off", Alarm] = free("off", "or an alarm's effect")
+    window: Positive = free(10, "steps of a median")
+    factor: Annotated[float, Field(gt=1)] = free(4.0, "of change")
+    accuracy_drop: Part = free(0.1, "below the best, twice in a row")
     rollback: Rollback = Rollback()
 
 
 class Recipe(Record):
     """The section `recipe`."""
 
-    name: Text = setting(UNSET, "the example sets it", free=True)
-    method: Text | None = setting(
-        "${hydra:runtime.choices.method}", "the chosen file of method/, for the report", free=True
-    )
-    run_dir: Text = setting("runs/${recipe.name}", "run folder", free=True)
+    name: Text = free(UNSET, "the example sets it")
+    method: Text | None = free("${hydra:runtime.choices.method}", "chosen method")
+    run_dir: Text = free("runs/${recipe.name}", "run folder")
     seed: Seed = setting(42, "data order, draws, engine sampling, model initialisation")
-    save_rollouts_every: Count = setting(
-        1, "steps between the files of rollouts/; 0: never", free=True
-    )
-    save_tensors_every: Count = setting(
-        0, "steps between the files of tensors/ (ids, log-probs, ...); 0: never", free=True
-    )
-    keep_every: Positive | None = setting(
-        None, "with trainer.max_actor_ckpt_to_keep: also keep every m-th step", free=True
-    )
-    keep_best: Annotated[str, AfterValidator(_validation)] | None = setting(
-        None, "and the best step by this key: val/SOURCE/accuracy", free=True
-    )
+    save_rollouts_every: Count = free(1, "steps between files; 0: never")
+    save_tensors_every: Count = free(0, "(ids, log-probs, ...) as above")
+    keep_every: Positive | None = free(None, "also keep every m-th checkpoint")
+    keep_best: ValidationKey | None = free(None, "and the best by val/SOURCE/accuracy")
     # verl's key of the model has the same value, and may not change.
-    model_path: Text | None = setting(
-        None, "start model; null: build the toy model (needs recipe.toy.enable)", free=True
-    )
+    model_path: Text | None = free(None, "start model; null: the toy's")
     toy: Toy = Toy()
     augment: Augment = Augment()
     reward: Reward = Reward()
@@ -263,12 +217,8 @@ class Recipe(Record):
     overlong_filter: bool = setting(False, "leave truncated responses out of the loss (DAPO)")
     history: History = History()
     curriculum: Curriculum = Curriculum()
-    source_weights: dict[str, Above0] | None = setting(
-        None, "{DATA_SOURCE: share of the training rows}; null: as in the files"
-    )
-    one_question: Text | Count | None = setting(
-        None, "1-shot RLVR, arXiv 2504.20571: uid of the only training question"
-    )
+    source_weights: dict[str, Above0] | None = setting(None, "{DATA_SOURCE: weight of its rows}")
+    one_question: Text | Count | None = setting(None, "uid of the only training question")
     guard: Guard = Guard()
 
 
@@ -296,8 +246,7 @@ def meanings() -> dict[str, str]:
 
 def free_keys() -> frozenset[str]:
     """Return the settings that may change when a run is resumed."""
-    marks = ((key, field.json_schema_extra) for key, field in fields())
-    return frozenset(key for key, mark in marks if isinstance(mark, dict) and mark["free"])
+    return frozenset(key for key, field in fields() if field.json_schema_extra)
 
 
 def page() -> str:

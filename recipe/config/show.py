@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from prompt_aug.templates.published import how_to_make
 from prompt_aug.typed import shown
+from recipe.config.base import CONFIG, base, flat, search_path, verl_config
 from recipe.config.compose import (
     EXAMPLES,
     compose_config,
@@ -24,7 +25,6 @@ from recipe.config.compose import (
     readable,
 )
 from recipe.config.settings import defaults, meanings
-from recipe.config.verl import CONFIG, base, flat, search_path, verl_config
 from recipe.errors import ConfigError
 
 PRESETS = EXAMPLES.parent / "eval" / "presets.yaml"

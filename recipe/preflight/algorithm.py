@@ -16,11 +16,6 @@ HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
-# Of algorithm.rollout_correction.rollout_rs; verl.trainer.ppo.rollout_corr_helper has the formulas.
-REJECTIONS = (
-    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
-    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
-)
 
 
 # ------------------------------------------------------------------------- functions by name
@@ -166,12 +161,6 @@ REWARD: list[Check] = [
         lambda s: s.recipe.history.enable and s.filter.enable,
         "HAPO's signal is in groups that are all right, which the filter evicts. Enable one.",
     ),
-    Rule(
-        "algorithm.filter_groups.metric recipe.curriculum.enable",
-        lambda s: s.filter.enable and s.filter.metric != "acc" and s.curriculum.enable,
-        "the curriculum learns pass rates from the groups that dynamic sampling evicts. Set "
-        "algorithm.filter_groups.metric=acc.",
-    ),
 ]
 
 
@@ -188,11 +177,6 @@ CRITIC: list[Check] = [
         lambda s: s.critic and not s.facts.critic and not s.value_model,
         "no effect: nothing reads the critic. Unset it, set recipe.advantage.name=verl:gae or "
         "recipe.curriculum.value_model=true, or declare your function @advantage(critic=True).",
-    ),
-    Rule(
-        f"{ADVANTAGE} {VALUE_MODEL}",
-        lambda s: s.facts.critic and s.value_model,
-        "one critic predicts either returns or pass rates. Unset one.",
     ),
     Rule(
         f"{VALUE_MODEL} critic.enable recipe.curriculum.enable",
@@ -212,11 +196,6 @@ CRITIC: list[Check] = [
             and (s.facts.critic or s.advantage == "verl:reinforce_plus_plus")
         ),
         f"the whole reward is on the last token here. Set {A}.use_kl_loss=true.",
-    ),
-    Rule(
-        "trainer.critic_warmup",
-        lambda s: s.trainer.critic_warmup and not s.facts.critic,
-        "its steps would train nothing. Unset it.",
     ),
 ]
 
@@ -240,27 +219,8 @@ def corrects(s: Setup) -> bool:
     return bool(s.correction.bypass_mode or s.correction.rollout_is or s.correction.rollout_rs)
 
 
-def rejections(s: Setup) -> Iterator[str]:
-    """`algorithm.rollout_correction.rollout_rs` names verl's options, and has a bound."""
-    key = f"{CORRECTION}.rollout_rs"
-    names = [name.strip() for name in str(s.correction.rollout_rs or "").split(",")]
-    if unknown := ", ".join(name for name in names if name and name not in REJECTIONS):
-        yield s.said(
-            key,
-            f"unknown: {unknown}. Known are {', '.join(REJECTIONS)}. Older versions of verl call "
-            "token_k1, seq_sum_k1 and seq_mean_k1 token, sequence and geometric.",
-        )
-    if s.correction.rollout_rs and s.correction.rollout_rs_threshold is None:
-        yield s.said(
-            f"{key} {key}_threshold",
-            "the bound is missing beyond which a response or token is not trained on. Set "
-            f"{key}_threshold: for a ..._k1 LOWER_UPPER, as in 0.5_2.0, otherwise one number.",
-        )
-
-
 LOSS_RULES: list[Check] = [
     lost_weights,
-    rejections,
     Rule(
         f"{LOSS} {A}.use_dynamic_bsz {A}.ppo_micro_batch_size_per_gpu",
         lambda s: s.loss in PER_MICRO_BATCH and (s.actor.use_dynamic_bsz or s.micro_rows < 2),
@@ -303,15 +263,6 @@ LOSS_RULES: list[Check] = [
         ),
         "verl would divide by the longest response of each micro-batch. Set "
         f"{A}.loss_scale_factor to data.max_response_length.",
-    ),
-    Rule(
-        f"{A}.clip_ratio {A}.clip_ratio_low {A}.clip_ratio_high",
-        lambda s: (
-            s.loss
-            and None not in (bounds := (s.actor.clip_ratio_low, s.actor.clip_ratio_high))
-            and s.actor.clip_ratio not in (0.2, *bounds)
-        ),
-        "no effect beside the other two, which verl reads first. Set those two.",
     ),
     Rule(
         f"{R}.calculate_log_probs {CORRECTION}",

@@ -4,6 +4,7 @@
 then files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.
 """
 
+import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -30,7 +31,7 @@ SETTINGS: dict[str, list[Check]] = {
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
-    "Optimizers, kernels, quantization": STACK,
+    "Attention, kernels, quantization": STACK,
     "LoRA": LORA,
     "Own functions": FUNCTIONS,
 }

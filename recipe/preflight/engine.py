@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
 from recipe.config import verl
+from recipe.config.base import is_in
 from recipe.config.shapes import known_shape
 from recipe.preflight.rules import MODEL, REF, A, Check, R, Rule, Setup
 
@@ -36,7 +37,7 @@ def estimator(s: Setup) -> Iterator[str]:
 def fixed_keys(s: Setup) -> Iterator[str]:
     """Keys that have no effect here, or are not supported, have their defaults (keys.yaml)."""
     for key, value, text in verl.changed_keys(s.config):
-        of_own_loop = verl.is_in(key, LOOP_KEYS) and s.rollout.agent.agent_loop_config_path
+        of_own_loop = is_in(key, LOOP_KEYS) and s.rollout.agent.agent_loop_config_path
         if not of_own_loop:
             yield f"{key}={shown(value)}: {text}. Unset it."
 
@@ -88,21 +89,6 @@ FIXED: list[Check] = [
         ),
         "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
         f"register your own loop with {R}.agent.agent_loop_config_path.",
-    ),
-    Rule(
-        f"{REF}.fsdp_config.forward_only",
-        lambda s: not s.ref.fsdp_config.forward_only,
-        "the reference model would get an optimizer. Unset it.",
-    ),
-    Rule(
-        "critic.use_dynamic_bsz",
-        lambda s: s.critic and not s.config.critic.use_dynamic_bsz,
-        "verl's V1 trainer always divides a critic's batch by tokens. Unset it.",
-    ),
-    Rule(
-        f"{R}.log_prob_use_dynamic_bsz {A}.use_dynamic_bsz",
-        lambda s: s.rollout.log_prob_use_dynamic_bsz != s.actor.use_dynamic_bsz,
-        f"verl requires equal values. Unset {R}.log_prob_use_dynamic_bsz.",
     ),
 ]
 
@@ -180,11 +166,6 @@ def engine_gpus(s: Setup) -> Iterator[str]:
             f"their product does not divide the {s.gpus} GPUs (trainer.nnodes x "
             "trainer.n_gpus_per_node), or an engine would have parts of two nodes. Set it to a "
             "divisor.",
-        )
-    if s.rollout.expert_parallel_size not in (1, gpus):
-        yield s.said(
-            f"{R}.expert_parallel_size {TENSOR_GPUS} {DATA_GPUS}",
-            f"verl requires the product of the two others. Set it to {gpus}, or to 1.",
         )
 
 
@@ -266,12 +247,6 @@ def micro_batches(s: Setup) -> Iterator[str]:
 
 SIZES: list[Check] = [
     *(engine_gpus, actor_rows, critic_rows, sequence_parallelism, micro_batches),
-    Rule(
-        "data.gen_batch_size data.train_batch_size",
-        lambda s: s.data.gen_batch_size and s.batch % s.data.gen_batch_size,
-        "it does not divide data.train_batch_size, and verl would stop at the first step. Leave "
-        "data.gen_batch_size null, which is one chunk.",
-    ),
     Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,

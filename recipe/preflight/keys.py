@@ -16,22 +16,28 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 
 import yaml
 
 from prompt_aug.base.files import write_text
-from recipe.config.verl import KEYS, base, flat
+from recipe.config.base import base, flat
+from recipe.config.verl import KEYS
 
 BY_HAND = KEYS.with_name("by_hand.yaml")
-FIXED = ("no effect", "unsupported")  # starts of the texts of keys that must keep their defaults
-# Modules of verl that no process of this project runs: other engines, trainers and datasets.
-OFF = re.compile(
+NONE = "no effect"
+FIXED = (NONE, "unsupported")  # starts of the texts of keys that must keep their defaults
+# Modules of verl that its V1 trainer does not run with FSDP and vLLM.
+OTHER = re.compile(
     r"megatron|mcore|sglang|trtllm|mindspeed|veomni|torchtitan|automodel|fully_async|one_step_off|"
-    r"separation/|teacher_loop|distillation|sft_|main_ppo_v0|main_eval|main_generation|model_merger|"
-    r"tinker|npu|ascend|/tests/|reward_model/|workers/config/(?!model|optimizer)|^tools/|"
-    r"separate_async|colocate_async|diffus|hccl|kimi|mooncake|nixl|hf_rollout|schemas|glm4v|"
-    r"workers/reward_manager/|fsdp_turbo"
+    r"separation/|sft_|main_ppo_v0|main_eval|main_generation|model_merger|tinker|npu|ascend|/tests/|"
+    r"^tools/|diffus|hccl|hf_rollout|workers/config/(?!model|optimizer)|fsdp_turbo"
+)
+# And that no process of this project runs: other trainers, rewards and datasets.
+OFF = re.compile(
+    r"teacher_loop|distillation|reward_model/|separate_async|colocate_async|kimi|mooncake|nixl|"
+    r"schemas|glm4v|workers/reward_manager/"
 )
 # Names of variables that hold a section, and sections whose key is another word.
 SECTIONS = {
@@ -121,9 +127,13 @@ def build() -> dict[str, str]:
     sources = {
         name: path.read_text(encoding="utf-8")
         for path in root.rglob("*.py")
-        if not OFF.search(name := str(path.relative_to(root)))
+        if not OTHER.search(name := str(path.relative_to(root)))
     }
-    found, defaults = accesses(sources), dict(flat(base("ppo_trainer")))
+    everywhere, defaults = accesses(sources), dict(flat(base("ppo_trainer")))
+    here = {
+        name: [access for access in found if not OFF.search(access[1])]
+        for name, found in everywhere.items()
+    }
     corrections = yaml.safe_load(BY_HAND.read_text(encoding="utf-8"))  # the last match applies
     # An interpolation such as ${oc.select:actor_rollout_ref.actor.x,1} reads that key.
     passed = {
@@ -134,13 +144,25 @@ def build() -> dict[str, str]:
     rows = {}
     for key in sorted(defaults):
         texts = [text for pattern, text in corrections.items() if fnmatchcase(key, pattern)]
-        rows[key] = texts[-1] if texts else reader(key, found) or passed.get(key) or FIXED[0]
+        place = reader(key, here) or passed.get(key)
+        elsewhere = (
+            "unsupported: nothing reads it on this path" if reader(key, everywhere) else NONE
+        )
+        rows[key] = texts[-1] if texts else place or elsewhere
     return rows
 
 
 def fixed(rows: Mapping[str, str]) -> dict[str, str]:
-    """Return the rows of keys that have to keep their defaults."""
-    return {key: text for key, text in rows.items() if text.startswith(FIXED)}
+    """Return the rows of keys that have to keep their defaults.
+
+    A section stands for its keys if all have the same text.
+    """
+    texts: dict[str, set[str]] = defaultdict(set)
+    for key, text in rows.items():
+        for name in () if key.endswith("._target_") else accumulate(key.split("."), "{}.{}".format):
+            texts[name].add(text)
+    found = {n: x.pop() for n, x in texts.items() if len(x) == 1 and min(x).startswith(FIXED)}
+    return {n: text for n, text in found.items() if n.rpartition(".")[0] not in found}
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import LOCK, FileError, read_json, write_text
 from prompt_aug.prompts import Prompts
+from recipe.config.base import flat, is_in, known_keys
 from recipe.config.compose import is_open
 from recipe.config.settings import free_keys
-from recipe.config.verl import flat, is_in, known_keys, off_switch
+from recipe.config.verl import off_switch
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.functions import own_functions

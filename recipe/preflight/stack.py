@@ -1,9 +1,7 @@
-"""Rules about optimizers, kernels and quantized rollouts: their packages and their device."""
+"""Rules about attention, kernels and quantized rollouts: their packages and their device."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from recipe.config.shapes import known_shape
 from recipe.preflight import rules
 from recipe.preflight.engine import ATTENTION
 from recipe.preflight.rules import MODEL, A, Check, R, Rule, Setup
@@ -22,39 +20,6 @@ PACKAGES = (
 )
 
 
-def not_built(optim: Mapping[str, Any]) -> str | None:
-    """Return why verl's `build_optimizer` would fail; only torch's classes are imported."""
-    module, name = optim["optimizer_impl"], optim["optimizer"]
-    if rules.is_missing(module):
-        return f"there is no module {module}. Install its package, or correct the name."
-    if module != "torch.optim":
-        return None
-    import torch
-
-    if not hasattr(torch.optim, name):
-        return "torch has no such optimizer. Correct the name."
-    arguments = {"lr": optim["lr"], "weight_decay": optim["weight_decay"]}
-    if "adam" in name.lower():
-        arguments["betas"] = tuple(optim["betas"])
-    arguments |= optim["override_optimizer_config"] or {}
-    weights = [torch.zeros(2, 2, requires_grad=True), torch.zeros(2, requires_grad=True)]
-    try:
-        getattr(torch.optim, name)(weights, **arguments)
-    except (TypeError, ValueError) as error:
-        return (
-            f"verl gives it all weights at once, and torch answers: {error}. Choose another, or "
-            "correct its settings."
-        )
-    return None
-
-
-def optimizers(s: Setup) -> Iterator[str]:
-    """verl can build the optimizer of the actor, and of a critic."""
-    for role in [A] + ["critic"] * s.critic:
-        if reason := not_built(s.get(f"{role}.optim")):
-            yield s.said(f"{role}.optim.optimizer {role}.optim.optimizer_impl", reason)
-
-
 def packages(s: Setup) -> Iterator[str]:
     """Attention, kernels and quantization have their package and their device."""
     for key, value, package, needs_gpu in PACKAGES:
@@ -71,20 +36,8 @@ def packages(s: Setup) -> Iterator[str]:
             )
 
 
-def triton_width(s: Setup) -> Iterator[str]:
-    """verl's triton kernels take the model's hidden size in steps of 128."""
-    shape = known_shape(s.recipe.model_path)
-    triton = s.model.use_fused_kernels and s.get(KERNELS) == "triton"
-    if triton and shape and shape.hidden % 128:
-        yield s.said(
-            KERNELS,
-            "its kernels need a hidden size divisible by 128, and the model's is "
-            f"{shape.hidden}. Set torch.",
-        )
-
-
 STACK: list[Check] = [
-    *(optimizers, packages, triton_width),
+    packages,
     Rule(
         f"{A}.strategy trainer.device",
         lambda s: s.actor.strategy == "fsdp" and s.on_cpu,

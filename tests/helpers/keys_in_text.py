@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from recipe.config.base import CONFIG, base, known_keys
 from recipe.config.compose import is_open
-from recipe.config.verl import CONFIG, base, known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 QUOTED = re.compile(r"`([^`\n]+)`")

@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from prompt_aug.base.files import lock, read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, write_parquet
+from recipe.config.base import known_keys
 from recipe.config.compose import compose_config
-from recipe.config.verl import known_keys
 from recipe.errors import ConfigError
 from recipe.preflight import data, resume
 from recipe.preflight import questions as prepared

@@ -56,7 +56,7 @@ def test_the_table_is_rebuilt_from_the_installed_verl() -> None:
     ],
 )
 def test_rows_that_were_looked_up(key: str, unused: bool) -> None:
-    assert (key in verl.fixed_keys()) == unused
+    assert bool(verl.why_fixed(key)) == unused
 
 
 def test_a_store_is_no_reader_nor_is_a_read_of_another_section() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recipe.config import show
+from recipe.config.base import base, known_keys
 from recipe.config.compose import compose_config, readable
-from recipe.config.verl import base, known_keys
 from recipe.errors import ConfigError
 
 PATHS = [

@@ -15,8 +15,9 @@ from composed import composed
 
 from recipe import train
 from recipe.config import settings, switches, verl_types
+from recipe.config.base import CONFIG, base, flat, known_keys
 from recipe.config.compose import compose_config
-from recipe.config.verl import CONFIG, base, flat, known_keys, unknown_key
+from recipe.config.verl import unknown_key
 from recipe.errors import ConfigError
 from recipe.preflight.checks import validate
 from recipe.trainer import launch
