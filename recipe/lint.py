@@ -19,7 +19,6 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.typed import shown
@@ -34,9 +33,16 @@ NAME = r"[a-z_]\w*(?:\.\w+)+|model_engine"
 SETTING = re.compile(rf"""(?<![\w.$/-])([+~]{{0,2}})({NAME})=((?:"[^"]*"|'[^']*'|[^\s"'\\)])*)""")
 VARIABLE = re.compile(r"^\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)$")
 REFERENCE = re.compile(r"\$\{(\w+)(?::?-([^${}]*))?\}|\$(\w+)")
-ESTIMATOR = "algorithm.adv_estimator"
+# Values of verl's V1 trainer with FSDP; others are skipped.
+ENGINES = {
+    "model_engine": ("dp",),
+    "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
+    "trainer.use_v1": (True,),
+    "trainer.v1.trainer_mode": ("sync", "recipe_sync"),
+}
 # Values that other engines and devices allow.
-FREE = ("model_engine", "trainer.device", "actor_rollout_ref.rollout.name")
+ROLLOUT = "actor_rollout_ref.rollout"
+FREE = ("model_engine", "trainer.device", f"{ROLLOUT}.name")
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,10 @@ def read_value(text: str, variables: Mapping[str, str | None]) -> Any:
     """Return the value of shell text as hydra reads it, or `UNKNOWN`."""
 
     def replaced(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        known = variables[name] if name in variables else match[2]
-        return match[0] if known is None else known or match[2] or ""
+        return variables.get(match[1] or match[3]) or match[2] or match[0]
 
-    if "'" not in text:
-        text = REFERENCE.sub(replaced, text)
     try:
-        text = "".join(shlex.split(text))
+        text = "".join(shlex.split(text if "'" in text else REFERENCE.sub(replaced, text)))
         return UNKNOWN if re.search(r"[$`]", text) else parsed(f"a={text}").value()
     except (ConfigError, ValueError):
         return UNKNOWN
@@ -120,15 +122,9 @@ def skipped(text: str, settings: Sequence[Setting]) -> str | None:
         return f"--config-name={name[1]}, another configuration than verl's own"
     if "hydra.searchpath" in values:
         return "hydra.searchpath, other configurations than verl's own"
-    if values.get("model_engine", "dp") not in ("dp", UNKNOWN):
-        return f"model_engine={values['model_engine']}"
-    strategy = values.get("actor_rollout_ref.actor.strategy", "fsdp")
-    if strategy not in ("fsdp", "fsdp2", UNKNOWN):
-        return f"actor_rollout_ref.actor.strategy={strategy}"
-    if values.get("trainer.use_v1") is False:
-        return "trainer.use_v1=false, verl's older trainer"
-    if (mode := values.get("trainer.v1.trainer_mode", "sync")) not in ("sync", "recipe_sync"):
-        return f"trainer.v1.trainer_mode={shown(mode)}"
+    for key, supported in ENGINES.items():
+        if (value := values.get(key, UNKNOWN)) not in (*supported, UNKNOWN):
+            return f"{key}={shown(value)}"
     return None
 
 
@@ -136,88 +132,66 @@ def problems_of(settings: Sequence[Setting], root: str) -> Iterator[str]:
     """Yield the findings about settings that belong together."""
     known, config = known_keys(root), OmegaConf.create(base(root))
     values = {x.key: x.value for x in settings if x.key in known}
-    defaults = {key: default_of(config, key) for key in values}
+    defaults = dict(flat(base(root)))
     for key, value in values.items():
         OmegaConf.update(config, key, None if value is UNKNOWN else value, merge=False)
     for x in settings:
         if x.key not in known:
-            if not is_open(x.key) and not (
-                "+" in x.plus and x.key.split(".")[-1] in words_of_verl()
-            ):
+            is_read = "+" in x.plus and x.key.rpartition(".")[2] in words_of_verl()
+            if not (is_read or is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)):
                 yield x.said(unknown_key(x.key, root))
-        elif x.plus == "+" and defaults[x.key] not in (None, UNKNOWN):
+        elif x.plus == "+" and defaults.get(x.key) is not None:
             yield x.said("the key exists, and hydra adds only new ones. Write it without +.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
             wrong = {} if foreign else wrong_values({x.key: x.value}, root)
             yield from (x.said(why.partition(": ")[2]) for why in wrong.values())
-            if x.value != defaults[x.key] and (why := without_effect(x, values, config)):
+            if x.value != defaults.get(x.key) and (why := without_effect(x, values, config)):
                 yield x.said(f"{why}. Remove it.")
-
-
-def default_of(config: Any, key: str) -> Any:
-    """Return the value of a key, resolved; `UNKNOWN` if it cannot be."""
-    try:
-        value = OmegaConf.select(config, key)
-    except OmegaConfBaseException:
-        return UNKNOWN
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def without_effect(x: Setting, values: Mapping[str, Any], config: Any) -> str | None:
     """Return why verl never reads a setting, or None."""
-    engine = values.get("actor_rollout_ref.rollout.name", "vllm")
-    if engine != "vllm" and is_in(x.key, ["actor_rollout_ref.rollout"]):
+    if values.get(f"{ROLLOUT}.name", "vllm") != "vllm" and is_in(x.key, [ROLLOUT]):
         return None
-    why = why_fixed(x.key) or ""
+    why, off = why_fixed(x.key) or "", off_switch(config, x.key)
     if why.startswith("no effect"):
         return why.partition(": ")[0] if "recipe." in why else why
-    if (off := off_switch(config, x.key)) is None or off[0].key.startswith("recipe."):
+    if off is None or off[0].key.startswith("recipe."):
         return None
-    switch, value = off
-    if value is None and switch.key == "critic.enable":  # PPO has one
-        if OmegaConf.select(config, ESTIMATOR) in ("gae", None):
-            return None
-    elif values.get(switch.key) is UNKNOWN or (switch.key in values and value in OFF):
-        return None  # turned off on purpose
-    return f"no effect with {switch.key}={shown(value)}"
+    key, value = off[0].key, off[1]
+    of_ppo = key == "critic.enable" and config.algorithm.adv_estimator in ("gae", None)
+    on_purpose = key in values and value in OFF  # or computed
+    return None if of_ppo or on_purpose else f"no effect with {key}={shown(value)}"
 
 
-def check(argument: Path) -> tuple[list[str], str | None]:
-    """Return the findings of a file, and why it was skipped."""
-    text = argument.read_text(encoding="utf-8", errors="replace")
-    is_yaml = argument.suffix in (".yaml", ".yml")
-    settings = of_yaml(argument) if is_yaml else of_script(argument)
-    ours = bool(
-        re.search(r"^\s*-? *recipe\b", text, re.MULTILINE) if is_yaml else "recipe.train" in text
-    )
+def check(path: Path) -> list[str]:
+    """Return the findings of a file; print why it is skipped."""
+    text, is_yaml = path.read_text(encoding="utf-8"), path.suffix in (".yaml", ".yml")
+    settings = of_yaml(path) if is_yaml else of_script(path)
+    ours = any(x.key.startswith("recipe.") for x in settings) or "recipe.train" in text
+    why = skipped(text, settings)
     if not (is_yaml or ours or re.search(r"verl\.trainer\.main_ppo(?!\w)", text)):
-        return [], "it does not start verl.trainer.main_ppo"
-    if why := skipped(text, settings):
-        return [], why
-    return list(problems_of(settings, ROOT if ours else VERL)), None
+        why = "it does not start verl.trainer.main_ppo"
+    if why:
+        print(f"{path}: skipped: {why}")
+        return []
+    return list(problems_of(settings, ROOT if ours else VERL))
 
 
 def main(arguments: list[str] | None = None) -> int:
     name = "python -m recipe.lint"
-    parser = make_parser(name, __doc__, example=f"{name} examples/grpo_trainer/run_qwen2_5_7b.sh")
+    parser = make_parser(name, __doc__, example=f"{name} trainer.use_v1=true data.truncation=left")
     parser.add_argument("what", nargs="+", help="a script, a configuration file, or KEY=VALUE")
     given = parser.parse_args(arguments).what
-    found = []
-    pairs = [text for text in given if "=" in text and not Path(text).exists()]
-    settings = [
-        Setting("command line", key, read_value(text, {}), plus)
-        for plus, key, text in (x for pair in pairs for x in SETTING.findall(pair))
-    ]
+    pairs = [SETTING.fullmatch(text) for text in given]
+    settings = [Setting("command line", x[2], read_value(x[3], {}), x[1]) for x in pairs if x]
     ours = any(x.key.startswith("recipe.") for x in settings)
-    found += problems_of(settings, ROOT if ours else VERL)
-    for text in given:
-        if text not in pairs:
-            problems, why = check(Path(text))
-            found += problems
-            if why:
-                print(f"{text}: skipped: {why}")
-    print("\n".join(dict.fromkeys(found)), end="\n" * bool(found))
+    found = list(problems_of(settings, ROOT if ours else VERL))
+    for text, pair in zip(given, pairs, strict=True):
+        found += [] if pair else check(Path(text))
+    for line in dict.fromkeys(found):
+        print(line)
     return 1 if found else 0
 
 

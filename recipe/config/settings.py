@@ -115,7 +115,7 @@ class Rollout(Record):
 class Rephrasings(Record):
     """TA-GRPO, arXiv 2601.22478: rephrasings join the question's group."""
 
-    count: Count = setting(0, "N; a question gets rollout.n = (N+1) x G responses")
+    count: Count = setting(0, "N of a question, which gets (N+1) x G responses")
     ratio: Literal["anchored", "own"] = setting("anchored", "own: trained under its prompt")
 
 

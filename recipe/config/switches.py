@@ -80,6 +80,7 @@ SWITCHES = [
     Switch(f"{R}.cudagraph_capture_sizes", f"{R}.enforce_eager", (False,)),
     Switch("global_profiler", "global_profiler.steps"),
     *(Switch(f"{role}.profiler", "global_profiler.steps") for role in (A, R, REF, "critic")),
+    Switch("data.custom_cls.name", "data.custom_cls.path"),
     Switch("skip.rollout_tq", "skip.rollout_tq.enable"),
     Switch("recipe.rephrasings.ratio", "recipe.rephrasings.count"),
     Switch("recipe.advantage.group", "recipe.rephrasings.count"),

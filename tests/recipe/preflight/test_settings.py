@@ -43,14 +43,14 @@ trainer.max_actor_ckpt_to_keep=0    trainer.logger=[consol]          trainer.log
 trainer.resume_mode=disable         trainer.resume_mode=resume_path  trainer.val_only=true
 trainer.default_local_dir=/proc/x   trainer.default_local_dir=runs/other/checkpoints
 trainer.v1.trainer_mode=separate_async      trainer.v1.sampler.sync_refill_failed_groups=true
-trainer.balance_batch=false                 trainer.critic_warmup=5
+trainer.balance_batch=false       
 {MODEL}.tiled_mlp.enabled=true      {A}.use_prefix_grouper=true      {R}.multi_turn.enable=true
 {R}.nnodes=2                        {R}.checkpoint_engine.backend=nccl
 actor_rollout_ref.hybrid_engine=false       data.truncation=left     {R}.trace.backend=weave
 reward.sandbox_fusion.url=http://x  {R}.enable_rollout_routing_replay=true
 data.max_response_length=0          data.max_response_length=1000000000 data.max_prompt_length=-1
 data.train_batch_size=0             data.train_batch_size=30         data.gen_batch_size=0
-data.gen_batch_size=7               data.gen_batch_size=32           data.val_max_samples=0
+data.val_max_samples=0
 data.train_max_samples=0            data.val_batch_size=0            data.train_files=''
 data.val_files=['']                 data.custom_cls.path=/nowhere.py
 {A}.ppo_epochs=0            {A}.ppo_mini_batch_size=0      {A}.ppo_micro_batch_size_per_gpu=48
@@ -62,9 +62,8 @@ data.val_files=['']                 data.custom_cls.path=/nowhere.py
 {A}.optim.lr_warmup_steps_ratio=2   {A}.optim.lr_scheduler_type=linear
 {A}.optim.weight_decay=-0.1         {A}.optim.betas=[0.9]            {A}.optim.betas=[0.9,1.0]
 {A}.optim.total_training_steps=500  data.tool_config_path=tools.yaml
-{A}.optim.optimizer=AdanW           {A}.optim.optimizer_impl=no_such.package
 {A}.clip_ratio_low=nan      {A}.clip_ratio_high=-0.2       {A}.clip_ratio_high=inf
-{A}.clip_ratio_c=1          {A}.clip_ratio=0.3             {A}.kl_loss_coef=-0.001
+{A}.clip_ratio_c=1          {A}.kl_loss_coef=-0.001
 {A}.entropy_coeff=nan       {A}.loss_agg_mode=mean         {A}.policy_loss.loss_mode=ppo
 {A}.loss_scale_factor=-1    {A}.use_dynamic_bsz=yes        {A}.strategy=fsdp9
 {A}.grad_clip=0.1           {A}.checkpoint.async_save=true {A}.checkpoint.save_contents=[model]
@@ -133,10 +132,9 @@ NAMES_ANOTHER = [
     ("eval.benchmarks=[{name: amc, template: nope}]", "eval.benchmarks"),
     ("reward.reward_manager.name=Nobody", "reward.reward_manager.module.path"),
     ("recipe.run_dir='  '", "recipe.run_dir"),
-    ("trainer.total_training_steps=null", "trainer.total_epochs"),
-    (f"{R}.name=sglang", "locks of packages"),
-    (f"{A}.strategy=megatron", "model_engine"),
-    ("model_engine=megatron", "FSDP"),
+    (f"{R}.name=sglang", "'vllm'"),
+    (f"{A}.strategy=megatron", "fsdp2"),
+    ("model_engine=megatron", "'dp'"),
     (f"{A}.kl_loss_type=full", "k3"),
     ("recipe.advantage.name=recipe.errors.nosuch", "recipe.errors has no function nosuch"),
 ]
