@@ -22,6 +22,7 @@ from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
+STEPS = "total_training_steps"
 KEYS = CONFIG.parent / "preflight" / "keys.yaml"
 
 
@@ -56,6 +57,8 @@ def check_types(config: DictConfig) -> None:
     values: Any = OmegaConf.to_container(config, resolve=True)
     found = problems(adapter(Recipe), values["recipe"], "recipe")
     found |= wrong_values(dict(flat(values)))
+    # Mandatory here; verl's own default is null.
+    found |= problems(adapter(TYPES[STEPS]), values["trainer"][STEPS], f"trainer.{STEPS}")
     found |= problems(adapter(EvaluationSection), values["eval"], "eval")
     # Keys that interpolate one value (data.seed is recipe.seed) are reported once, by the first.
     told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}

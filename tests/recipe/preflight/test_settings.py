@@ -110,7 +110,7 @@ recipe.advantage.name=nowhere.f     recipe.advantage.name=os.path
 recipe.advantage.name=this_is.broken-name   recipe.advantage.name=os.path.join
 recipe.advantage.arguments={{zzz:1}}        recipe.advantage.arguments=3
 recipe.weights.name=cosine          recipe.weights.name=math.sqrt
-recipe.weights.arguments={{zzz:1}}          recipe.weights.clip_cov.ratio=0
+recipe.weights.clip_cov.ratio=0
 recipe.dynamic_sampling.max_gen_batches=0   recipe.dynamic_sampling.on_exhausted=wait
 reward_model.reward_manager=dapo    algorithm.use_pf_ppo=true        {R}.over_sample_rate=1
 algorithm.filter_groups.max_num_gen_batches=3                        {R}.val_kwargs.do_sample=true
