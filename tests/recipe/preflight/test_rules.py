@@ -218,7 +218,7 @@ REFUSED += [  # verl and its engines
     ("critic.optim.warmup_style=cosine", "critic.optim.lr_scheduler_type"),
     ("data.prompt_key=question", "data.prompt_key=question prompt_aug.prepare"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
-    ("reward_model.enable_resource_pool=true", "reward_model.enable_resource_pool recipe.reward"),
+    ("reward_model.enable_resource_pool=true", "enable_resource_pool reward.reward_model"),
     ("algorithm.adv_estimator=rloo", "recipe.advantage.name=rloo."),
     ("algorithm.adv_estimator=opo", "recipe.advantage.name=verl:opo."),
     ("{R}.data_parallel_size=2", "{R}.data_parallel_size=2 GPUs"),
