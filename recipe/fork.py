@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import lock, read_json, read_lines, write_json, write_lines, write_text
-from recipe.config.compose import compose_config, unread
+from recipe.config.compose import compose_config
+from recipe.config.verl import off_switch
 from recipe.errors import ConfigError
 from recipe.run import checkpoints, environment, rollbacks
 from recipe.run.folder import RunFolder
@@ -53,7 +54,7 @@ def composed(arguments: list[str], more: list[str]) -> tuple[list[str], DictConf
     by_key = {text.partition("=")[0].lstrip("+"): text for text in [*given, *more]}
     config = compose_config(example, list(by_key.values()), allow_unread=True)
     asked = {text.partition("=")[0].lstrip("+") for text in more}
-    by_key = {k: text for k, text in by_key.items() if k in asked or not unread(config, k)}
+    by_key = {k: text for k, text in by_key.items() if k in asked or not off_switch(config, k)}
     config = compose_config(example, list(by_key.values()))
     launch.set_environment(config)
     # Imported here: transformers reads the environment.

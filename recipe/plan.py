@@ -12,9 +12,9 @@ from typing import Any
 from prompt_aug.base.commands import at_least, make_parser, run
 from recipe.config.compose import compose_config
 from recipe.config.shapes import shape_of
-from recipe.preflight.engine import HEADS, ROWS, TENSOR, micro_batches
+from recipe.preflight.engine import actor_rows, attention_heads, engine_gpus, micro_batches
 from recipe.preflight.estimate import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, saved_bytes
-from recipe.preflight.rules import SHORT, Setup, refuse
+from recipe.preflight.rules import A, R, Setup, refuse
 
 GIB = 2**30
 
@@ -38,20 +38,20 @@ def problems(e: Estimate) -> Iterator[str]:
     """Yield a line with a remedy for each part that does not fit into the memory of a GPU."""
     room, memory = e.gpu.memory, e.actor_memory()
     if (total := sum(memory.values())) > room:
-        remedy = "lower {A}.ppo_max_token_len_per_gpu, or take more GPUs"
+        remedy = f"lower {A}.ppo_max_token_len_per_gpu, or take more GPUs"
         if memory["states"] > room:
             remedy = "take more GPUs, or train LoRA (examples/lora)"
         yield f"the actor needs {total / GIB:.1f} of {room / GIB:.1f} GiB: {remedy}"
     if e.beside_engine() + room * e.setup.rollout.gpu_memory_utilization > room:
         yield (
-            "the trained states stay on the GPU beside the engine: lower "
-            "{R}.gpu_memory_utilization, or set {A}.fsdp_config.param_offload=true and "
-            "{A}.fsdp_config.optimizer_offload=true"
+            f"the trained states stay on the GPU beside the engine: lower "
+            f"{R}.gpu_memory_utilization, or set {A}.fsdp_config.param_offload=true and "
+            f"{A}.fsdp_config.optimizer_offload=true"
         )
     if e.cache_tokens() < e.setup.longest:
         yield (
-            "the KV cache does not hold one longest sequence: raise {R}.gpu_memory_utilization or "
-            "{R}.tensor_model_parallel_size"
+            f"the KV cache does not hold one longest sequence: raise {R}.gpu_memory_utilization or "
+            f"{R}.tensor_model_parallel_size"
         )
 
 
@@ -79,11 +79,11 @@ def plan(options: Namespace) -> int:
     if options.gpus:
         config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
     setup = Setup(config)
-    refuse([TENSOR, ROWS, HEADS, micro_batches], setup)
+    refuse([engine_gpus, actor_rows, attention_heads, micro_batches], setup)
     shape = shape_of(config.recipe.model_path or "")
     e = Estimate(setup, shape, GPUS[options.gpu], options.mean_response or 0)
     print(f"{options.example}: {config.recipe.model_path} on {setup.gpus} x {options.gpu}")
-    found = [f"NO             {text.format(**SHORT)}" for text in problems(e)]
+    found = [f"NO             {text}" for text in problems(e)]
     told = hour_lines(e, options.validation) if e.at_once() else []
     print("\n".join([*memory_lines(e), *told, *found]))
     return int(bool(found))

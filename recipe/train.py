@@ -120,6 +120,9 @@ def main(arguments: list[str] | None = None) -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--list", action="store_true", help="the examples and methods, a line each")
     only.add_argument(
+        "--keys", action="store_true", help="the settings of this project, a line each"
+    )
+    only.add_argument(
         "--cfg",
         nargs="?",
         const="all",
@@ -135,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         from recipe.config.compose import ONE_RUN
 
         parser.error(f"--multirun: {ONE_RUN}")
-    if given.example is None and not given.list:
+    if given.example is None and not given.list and not given.keys:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
     return run(
@@ -148,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def do(given: argparse.Namespace) -> int:
     """Print the list or configuration asked for, or start the run; return the exit code."""
-    from recipe.config import show
+    from recipe.config import settings, show
 
     if given.model or given.data:
         from recipe.shortcut import expand
@@ -158,6 +161,8 @@ def do(given: argparse.Namespace) -> int:
         )
     if given.list:
         print(show.examples_and_methods())
+    elif given.keys:
+        print(settings.page())
     elif given.cfg:
         show.notes(given.example, given.overrides)
         print(show.with_sources(given.example, given.overrides, given.cfg == "diff"))

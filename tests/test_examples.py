@@ -9,7 +9,8 @@ from method_runs import toy_command
 from omegaconf import OmegaConf
 
 from prompt_aug.prepare.sources import command_for
-from recipe.config.compose import EXAMPLES, example_names, flat, group_names
+from recipe.config.base import flat
+from recipe.config.compose import EXAMPLES, example_names, group_names
 from recipe.preflight.checks import validate
 from recipe.preflight.engine import micro_batches
 from recipe.preflight.rules import Setup

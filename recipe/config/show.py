@@ -8,26 +8,23 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from prompt_aug.templates.published import how_to_make
 from prompt_aug.typed import shown
+from recipe.config.base import CONFIG, base, flat, search_path, verl_config
 from recipe.config.compose import (
-    CONFIG,
     EXAMPLES,
-    base,
     compose_config,
     example_folder,
     example_names,
-    flat,
     group_names,
     on_this_machine,
+    parsed,
     readable,
-    search_path,
-    verl_config,
 )
+from recipe.config.settings import defaults, meanings
 from recipe.errors import ConfigError
 
 PRESETS = EXAMPLES.parent / "eval" / "presets.yaml"
@@ -47,22 +44,23 @@ def examples_and_methods() -> str:
 
 
 def with_sources(example: str, overrides: list[str], changed: bool = False) -> str:
-    """Every key of the composed configuration, ``key=value  # where it was set``.
+    """Return every key of the composed configuration: ``key=value  # where it was set``, meaning.
 
-    `changed`: only those set to another value than in recipe.yaml and in verl's configuration.
+    `changed`: only those whose value is not the default.
     """
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
-    origin: dict[str, str] = {}
-    defaults, raws = dict(flat(base())), dict[str, Any]()
+    origin, known, meaning = dict[str, str](), dict(flat(base())), meanings()
+    raws = dict[str, Any]()
     for source, values in _layers(example, overrides):
         for key, raw in values.items():
             raws[key] = raw
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
     for key, value in flat(config):
-        if changed and (key not in raws or raws[key] == defaults.get(key, raws)):
+        if changed and (key not in raws or raws[key] == known.get(key, raws)):
             continue
-        lines.append((f"{key}={shown(value)}", _origin(key, origin)))
+        told = f" ({meaning[key]})" if key in meaning else ""
+        lines.append((f"{key}={shown(value)}", f"{_origin(key, origin)}{told}"))
     width = min(80, max(len(text) for text, _ in lines))
     return "\n".join(f"{text:<{width}}  # {source}" for text, source in lines)
 
@@ -103,13 +101,13 @@ def notes(example: str, overrides: list[str]) -> list[str]:
 
 
 def _headline(path: Path) -> str:
-    """The first comment of a yaml file."""
+    """Return the first comment of a yaml file."""
     comments = [x for x in path.read_text(encoding="utf-8").splitlines() if x.startswith("# ")]
     return next((x[2:] for x in comments if not x.startswith("# @package")), "")
 
 
 def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file or "command line", its values by key), in the order in which hydra merges them."""
+    """Yield (file or "command line", its values by key) in the order in which hydra merges them."""
     folder = example_folder(example)
     # `readable` composes `base`: before hydra's context
     overrides = on_this_machine(folder, [readable(text) for text in overrides])
@@ -121,25 +119,27 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str,
         for default in found.defaults:
             if default.config_path is None or default.config_path.startswith("hydra"):
                 continue
+            if default.config_path == "settings":
+                yield "settings.py", dict(flat({"recipe": defaults()}))
+                continue
             path = _find(default.config_path, folder)
             content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             content.pop("defaults", None)
             package = f"{default.package}." if default.package else ""
             yield _place(path, folder), dict(flat(content, package))
     for text in overrides:
-        override = OverridesParser.create().parse_override(text)
-        yield "command line", dict(flat({override.key_or_group: override.value()}))
+        yield "command line", dict(flat({parsed(text).key_or_group: parsed(text).value()}))
 
 
 def _find(name: str, folder: Path) -> Path:
-    """The file of a configuration's name: the first on hydra's search path."""
+    """Return the file of a configuration's name: the first on hydra's search path."""
     places = (folder, CONFIG, verl_config())
     found = (place / f"{name}.yaml" for place in places)
     return next(path for path in found if path.is_file()).resolve()
 
 
 def _place(path: Path, folder: Path) -> str:
-    """A short name of a file: the example's, this project's, or verl's."""
+    """Return a short name of a file: the example's, this project's, or verl's."""
     for place, short in ((folder, folder.name), (CONFIG, "recipe/config"), (verl_config(), "verl")):
         if path.is_relative_to(place):
             return f"{short}/{path.relative_to(place)}"
@@ -147,7 +147,7 @@ def _place(path: Path, folder: Path) -> str:
 
 
 def _origin(key: str, origin: dict[str, str]) -> str:
-    """Where `key` was set, or the section that holds it."""
+    """Return where `key` was set, or the section that holds it."""
     while key and key not in origin:
         key = key.rpartition(".")[0]
     return origin.get(key, "verl")

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config.compose import one_line
+from recipe.config.switches import LOSSES
 from recipe.preflight.data import paths_of
-from recipe.preflight.rules import SHORT, Check, Rule, Setup, table
+from recipe.preflight.rules import ADVANTAGE, CORRECTION, LOSS, A, Check, R, Rule, Setup
 
+KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
+HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl")
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
-GEOMETRIC = ("geo_mean", "gmpo")
-# Of algorithm.rollout_correction.rollout_rs; verl.trainer.ppo.rollout_corr_helper has the formulas.
-REJECTIONS = (
-    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
-    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
-)
-LOSSES = (*HOMOGENEOUS, *PER_MICRO_BATCH, *GEOMETRIC, "dro")
+
+
+# ------------------------------------------------------------------------- functions by name
 
 
 def known_advantage(s: Setup) -> Iterator[str]:
@@ -48,9 +47,11 @@ def import_libraries(s: Setup) -> Iterator[str]:
             )
 
 
-def own_loss(s: Setup) -> Iterator[str]:
-    """`actor_rollout_ref.actor.policy_loss`: the user's class exists and registers the loss."""
+def known_loss(s: Setup) -> Iterator[str]:
+    """The loss is verl's, or the user's class exists and registers it."""
     if not s.own_loss:
+        if s.loss not in LOSSES:
+            yield s.said(LOSS, f"unknown. Known are {', '.join(LOSSES)}.")
         return
     # The run imports verl anyway, in the process of these checks.
     with warnings.catch_warnings(action="ignore"):  # of each engine that is not installed
@@ -58,103 +59,250 @@ def own_loss(s: Setup) -> Iterator[str]:
         from verl.utils.config import omega_conf_to_dataclass
 
     yield from import_libraries(s)
-    target = s.named("{A}.policy_loss._target_".format(**SHORT))
+    target = f"{A}.policy_loss._target_"
     try:
         omega_conf_to_dataclass(s.actor.policy_loss)
     except Exception as error:  # whatever the user's module raises
-        yield (
-            f"{target}: {one_line(error.__cause__ or error)}. Correct the class or its fields, or "
-            "put the folder of its package into PYTHONPATH."
+        yield s.said(
+            target,
+            f"{one_line(error.__cause__ or error)}. Correct the class or its fields, or put the "
+            "folder of its package into PYTHONPATH.",
         )
         return
     if s.actor.policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
-        yield (
-            f"{s.named(SHORT['LOSS'])} with {target}: not registered. Known are "
-            f"{', '.join(POLICY_LOSS_REGISTRY)}. Register yours with verl's @register_policy_loss "
-            "in the module of the class."
+        yield s.said(
+            f"{LOSS} {target}",
+            f"not registered. Known are {', '.join(POLICY_LOSS_REGISTRY)}. Register yours with "
+            "verl's @register_policy_loss in the module of the class.",
         )
 
 
-def unknown_rejections(s: Setup) -> list[str]:
-    names = str(s.correction.get("rollout_rs") or "").split(",")
-    return [name for name in map(str.strip, names) if name and name not in REJECTIONS]
+# ------------------------------------------------------------------------- reward and advantage
 
 
-def lost_weights(s: Setup) -> str | None:
-    """Return why token weights would have no effect on the loss, or None."""
-    if s.weights == "none" or s.own_loss or s.loss in HOMOGENEOUS:
-        return None
-    if s.loss in PER_MICRO_BATCH:
-        return "this loss computes its own covariance, of the weighted advantages"
-    if s.loss in GEOMETRIC:
-        return "this loss averages the advantages of a response, and the weights would be lost"
-    return "this loss is not proportional to the advantage"
+def parts_of_the_reward(s: Setup) -> Iterator[str]:
+    """The advantage reads all parts of the reward that are enabled."""
+    facts, weights = s.facts, "recipe.weights.name"
+    added = [key for key in (KL_REWARD, HISTORY) if s.get(key)]
+    more = [
+        key for key in ("recipe.reward.overlong.enable", "recipe.reward.verifiers") if s.get(key)
+    ]
+    if not facts.uses_rewards:
+        more = [FILTER] * bool(s.filter.enable) + [weights] * (s.weights != "none")
+        why = "this advantage uses no reward, so the other key has no effect. Unset it."
+    elif facts.nonnegative_rewards:
+        why = (
+            "this advantage divides by the mean reward of a group, which could be near 0 with the "
+            "negative rewards of the other key. Unset it, or use another advantage."
+        )
+    elif facts.parts:
+        why = (
+            f"this advantage reads {' and '.join(facts.parts)} in place of the summed reward, so "
+            "the other key has no effect. Unset it."
+        )
+    else:
+        return
+    for key in [*added, *more]:
+        yield s.said(f"{ADVANTAGE} {key}", why)
 
 
-ALGORITHM: list[Check] = [
-    known_advantage,
-    known_token_weight,
-    own_loss,
-    *table("algorithm"),
+def own_grouping(s: Setup) -> Iterator[str]:
+    """The advantage is normalized over the groups for which it is defined."""
+    if s.facts.group and group_of(s.recipe.advantage) != s.facts.group:
+        yield s.said(
+            f"{ADVANTAGE} recipe.advantage.group",
+            f"this advantage is normalized per {s.facts.group}. Leave recipe.advantage.group null, "
+            "or set recipe.advantage.name=grpo with the group you want.",
+        )
+    if s.facts.uses_rewards and s.group_size < 2 and not s.facts.critic:
+        yield s.said(
+            f"{R}.n",
+            f"a group of {s.group_size} response has no baseline, so every advantage would be 0. "
+            "Raise it.",
+        )
+
+
+REWARD: list[Check] = [
+    parts_of_the_reward,
+    own_grouping,
     Rule(
-        "recipe.advantage.name recipe.advantage.group",
-        lambda s: s.facts.group and group_of(s.recipe.advantage) != s.facts.group,
-        "this advantage is normalized per {s.facts.group}. Leave recipe.advantage.group null, or "
-        "set recipe.advantage.name=grpo with the group you want.",
+        f"{ADVANTAGE} recipe.reward.format_weight",
+        lambda s: (
+            s.reward.format_weight
+            and (s.facts.nonnegative_rewards or s.facts.parts == ("accuracy",))
+        ),
+        "this advantage takes a reward for a right answer. Set recipe.reward.format_weight=0.",
     ),
     Rule(
-        "recipe.curriculum.value_model critic.enable",
+        f"{ADVANTAGE} {A}.entropy_coeff {A}.use_kl_loss",
+        lambda s: s.advantage == "none" and not s.actor.entropy_coeff and not s.actor.use_kl_loss,
+        f"trains nothing by itself. Set {A}.entropy_coeff (entropy loss alone) or {A}.use_kl_loss.",
+    ),
+    Rule(
+        f"{ADVANTAGE} recipe.rephrasings.count",
+        lambda s: s.facts.rephrasings and not s.rephrasings,
+        "this is GRPO without rephrasings. Set recipe.rephrasings.count, or "
+        "recipe.advantage.name=grpo.",
+    ),
+    Rule(
+        f"{R}.n recipe.rephrasings.count",
+        lambda s: s.rollout.n % (s.rephrasings + 1),
+        "the question and each rephrasing get the same number of responses. Set "
+        f"{R}.n to a multiple of recipe.rephrasings.count + 1.",
+    ),
+    Rule(
+        f"recipe.rephrasings.ratio {CORRECTION}",
+        lambda s: s.rephrasings and s.recipe.rephrasings.ratio == "anchored" and corrects(s),
+        "the correction uses the engine's log-probabilities, which are under the rephrasing q^n, "
+        "in a ratio under q^0. Unset it, or set recipe.rephrasings.ratio=own.",
+    ),
+    Rule(
+        f"{HISTORY} {FILTER}",
+        lambda s: s.recipe.history.enable and s.filter.enable,
+        "HAPO's signal is in groups that are all right, which the filter evicts. Enable one.",
+    ),
+]
+
+
+# ------------------------------------------------------------------------- critic
+
+CRITIC: list[Check] = [
+    Rule(
+        f"{ADVANTAGE} critic.enable",
+        lambda s: s.facts.critic and not s.critic,
+        "this advantage reads the values of a critic. Set critic.enable=true.",
+    ),
+    Rule(
+        "critic.enable",
+        lambda s: s.critic and not s.facts.critic and not s.value_model,
+        "no effect: nothing reads the critic. Unset it, set recipe.advantage.name=verl:gae or "
+        "recipe.curriculum.value_model=true, or declare your function @advantage(critic=True).",
+    ),
+    Rule(
+        f"{VALUE_MODEL} critic.enable recipe.curriculum.enable",
         lambda s: s.value_model and not (s.critic and s.curriculum.enable),
         "the value model is the critic of a curriculum. Set critic.enable=true and "
         "recipe.curriculum.enable=true.",
     ),
     Rule(
-        "{R}.n recipe.rephrasings.count",
-        lambda s: s.rollout.n % (s.rephrasings + 1),
-        "the question and each rephrasing get the same number of responses. Set {R}.n to a "
-        "multiple of recipe.rephrasings.count + 1.",
+        f"{VALUE_MODEL} {FILTER}",
+        lambda s: s.value_model and s.filter.enable,
+        "the value model would be trained only on the kept groups. Unset one.",
     ),
     Rule(
-        "recipe.weights.name {LOSS}",
-        lost_weights,
-        "{found}. Use one of " + ", ".join(HOMOGENEOUS) + ", or recipe.weights.name=none.",
+        f"{ADVANTAGE} {KL_REWARD}",
+        lambda s: (
+            s.algorithm.use_kl_in_reward
+            and (s.facts.critic or s.advantage == "verl:reinforce_plus_plus")
+        ),
+        f"the whole reward is on the last token here. Set {A}.use_kl_loss=true.",
+    ),
+]
+
+
+# ------------------------------------------------------------------------- loss
+
+
+def lost_weights(s: Setup) -> Iterator[str]:
+    """Token weights have an effect on the loss."""
+    if s.weights != "none" and not s.own_loss and s.loss not in HOMOGENEOUS:
+        yield s.said(
+            f"recipe.weights.name {LOSS}",
+            "this loss is not proportional to a token's advantage, so weights would be lost or "
+            f"mean something else. Use one of {', '.join(HOMOGENEOUS)}, or "
+            "recipe.weights.name=none.",
+        )
+
+
+def corrects(s: Setup) -> bool:
+    """Return True if the engine's log-probabilities correct the ratios."""
+    return bool(s.correction.bypass_mode or s.correction.rollout_is or s.correction.rollout_rs)
+
+
+LOSS_RULES: list[Check] = [
+    lost_weights,
+    Rule(
+        f"{LOSS} {A}.use_dynamic_bsz {A}.ppo_micro_batch_size_per_gpu",
+        lambda s: s.loss in PER_MICRO_BATCH and (s.actor.use_dynamic_bsz or s.micro_rows < 2),
+        "the covariance is taken within a micro-batch, and with one response in it this is PPO. "
+        f"Set {A}.use_dynamic_bsz=false and {A}.ppo_micro_batch_size_per_gpu to 2 or more (the "
+        "same in all runs compared), or use recipe.weights.name=clip_cov, which does not depend on "
+        "it.",
     ),
     Rule(
-        "{LOSS}",
-        lambda s: s.loss and s.loss not in LOSSES,
-        f"unknown. Known are {', '.join(LOSSES)}.",
-    ),
-    Rule(
-        "{LOSS}",
+        f"{LOSS} {A}.ppo_mini_batch_size data.train_batch_size",
         lambda s: s.loss == "kl_cov" and s.batch == s.mini and s.actor.ppo_epochs == 1,
         "with one optimizer step per batch |log ratio| is 0 but for rounding, so it has no effect. "
-        "Set {A}.ppo_mini_batch_size below data.train_batch_size.",
+        f"Set {A}.ppo_mini_batch_size below data.train_batch_size.",
     ),
     Rule(
-        "{LOSS}",
+        LOSS,
         lambda s: s.loss == "geo_mean" and (s.actor.use_dynamic_bsz or s.micro_rows != s.rank_rows),
         "verl 0.9.1 multiplies this loss by the number of micro-batches. Use method=gmpo, the same "
         "loss with the right scale.",
     ),
     Rule(
-        "{A}.clip_ratio {A}.clip_ratio_low {A}.clip_ratio_high",
-        lambda s: (
-            s.loss
-            and None not in ((low := s.actor.clip_ratio_low), (high := s.actor.clip_ratio_high))
-            and s.actor.clip_ratio not in (0.2, low, high)
-        ),
-        "no effect beside the other two, which verl reads first. Set those two.",
+        f"{LOSS} {A}.policy_loss._target_",
+        lambda s: s.loss == "gmpo" and not str(s.actor.policy_loss._target_).startswith("recipe."),
+        f"this loss needs {A}.policy_loss._target_=recipe.algorithms.gmpo.GMPOLossConfig. Use "
+        "method=gmpo.",
     ),
     Rule(
-        "{C}.rollout_rs",
-        lambda s: ", ".join(unknown_rejections(s)),
-        "unknown: {found}. Known are " + ", ".join(REJECTIONS) + ". Older versions of verl call "
-        "token_k1, seq_sum_k1 and seq_mean_k1 token, sequence and geometric.",
+        f"{LOSS} {A}.loss_agg_mode",
+        lambda s: (
+            s.loss in ("sapo", "geo_mean", "gmpo")
+            and s.actor.loss_agg_mode != "seq-mean-token-mean"
+        ),
+        "this loss takes the mean over responses whatever the mode is. Set "
+        f"{A}.loss_agg_mode=seq-mean-token-mean.",
+    ),
+    Rule(
+        f"{A}.loss_agg_mode {A}.loss_scale_factor",
+        lambda s: (
+            s.actor.loss_agg_mode == "seq-mean-token-sum-norm" and not s.actor.loss_scale_factor
+        ),
+        "verl would divide by the longest response of each micro-batch. Set "
+        f"{A}.loss_scale_factor to data.max_response_length.",
+    ),
+    Rule(
+        f"{R}.calculate_log_probs {CORRECTION}",
+        lambda s: corrects(s) and not s.rollout.calculate_log_probs,
+        "the correction needs the engine's log-probabilities, and nothing would be corrected. Set "
+        f"{R}.calculate_log_probs=true.",
+    ),
+    Rule(
+        f"{CORRECTION}.bypass_mode {CORRECTION}.rollout_is {CORRECTION}.rollout_rs",
+        lambda s: s.correction.bypass_mode and (s.correction.rollout_is or s.correction.rollout_rs),
+        "bypass_mode takes the engine's log-probabilities as the old ones, and verl 0.9.1's V1 "
+        "trainer then ignores the other keys. Unset one or the other.",
+    ),
+]
+
+
+# ------------------------------------------------------------------------- checkpoints by accuracy
+
+
+def rolls_back(s: Setup) -> bool:
+    return bool(s.recipe.guard.action == "rollback")
+
+
+SAVING: list[Check] = [
+    Rule(
+        "recipe.keep_best trainer.test_freq",
+        lambda s: s.recipe.keep_best and s.trainer.test_freq <= 0,
+        "no checkpoint is validated, so none is the best. Set trainer.test_freq, or "
+        "recipe.keep_best=null.",
+    ),
+    Rule(
+        "recipe.guard.action trainer.max_actor_ckpt_to_keep recipe.keep_best",
+        lambda s: rolls_back(s) and s.trainer.max_actor_ckpt_to_keep and not s.recipe.keep_best,
+        "the best checkpoint would be deleted, to which a run rolls back. Set "
+        "recipe.keep_best=val/SOURCE/accuracy.",
     ),
     Rule(
         "recipe.guard.action trainer.save_freq trainer.test_freq",
         lambda s: (
-            s.rolls_back
+            rolls_back(s)
             and (
                 min(s.trainer.save_freq, s.trainer.test_freq) <= 0
                 or s.trainer.save_freq % s.trainer.test_freq
@@ -163,4 +311,8 @@ ALGORITHM: list[Check] = [
         "a run rolls back to the saved step of the best validation. Set trainer.save_freq to a "
         "multiple of trainer.test_freq, both above 0.",
     ),
+]
+ALGORITHM: list[Check] = [
+    *(known_advantage, known_token_weight, known_loss),
+    *(*REWARD, *CRITIC, *LOSS_RULES, *SAVING),
 ]

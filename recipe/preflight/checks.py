@@ -1,6 +1,6 @@
-"""All checks of a run: ``python -m recipe.preflight.checks`` prints them.
+"""All checks of a run: ``python -m recipe.preflight --rules`` prints them.
 
-`check` runs them before Ray starts: types (`recipe.config.schema`), then the rules about settings,
+`check` runs them before Ray starts: types (`recipe.config.verl`), then the rules about settings,
 then files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.
 """
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from prompt_aug.base.commands import make_parser
 from prompt_aug.base.files import write_json, write_text
 from prompt_aug.prompts import Prompts
-from recipe.config.schema import check_types
+from recipe.config.verl import check_types
 from recipe.preflight.algorithm import ALGORITHM
-from recipe.preflight.data import FILES, PROMPTS, load_tokenizer, prepare_data
+from recipe.preflight.data import FILES, PROMPTS, load_tokenizer
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.functions import FUNCTIONS, own_functions
 from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
+from recipe.preflight.questions import prepare_data
 from recipe.preflight.resume import RESUME, STEPS, carry_out_rollback, repair_checkpoints
-from recipe.preflight.rules import Check, Setup, page, refuse
+from recipe.preflight.rules import Check, Setup, refuse
 from recipe.preflight.stack import STACK
 from recipe.run import rollbacks
 from recipe.run.folder import RunFolder
@@ -31,7 +31,7 @@ SETTINGS: dict[str, list[Check]] = {
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
-    "Optimizers, kernels, quantization": STACK,
+    "Attention, kernels, quantization": STACK,
     "LoRA": LORA,
     "Own functions": FUNCTIONS,
 }
@@ -89,14 +89,3 @@ def prepare(config: DictConfig, prompts: Prompts) -> None:
     config.trainer.resume_mode = "auto"  # a copied checkpoint is the run's own by now
     OmegaConf.update(shown, STEPS, config.trainer.total_training_steps)
     write_text(folder.config, OmegaConf.to_yaml(shown, resolve=True))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    name = "python -m recipe.preflight.checks"
-    make_parser(name, __doc__, example=name).parse_args(arguments)
-    print(page(SETTINGS | PLACE), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,8 +14,9 @@ from prompt_aug.templates import load_bank
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
-from recipe.preflight.data import SPLITS, limited, load_tokenizer, paths_of, prepare_data
+from recipe.preflight.data import SPLITS, limited, load_tokenizer, paths_of
 from recipe.preflight.estimate import FAST, GPUS, SLOW, Estimate, saved_bytes
+from recipe.preflight.questions import prepare_data
 from recipe.preflight.rules import Setup
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
@@ -111,7 +112,6 @@ def reward(section: DictConfig) -> str:
     told = " or ".join([*own, "accuracy"])
     if section.format_weight:
         told += f" + {section.format_weight} x format"
-        told += " (of right answers)" if section.format_gated else ""
     if section.overlong.enable:
         told += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
     return told

@@ -7,33 +7,205 @@ from omegaconf import OmegaConf
 
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
+from recipe.config import verl
+from recipe.config.base import is_in
 from recipe.config.shapes import known_shape
-from recipe.preflight import keys
-from recipe.preflight.rules import SHORT, Check, Rule, Setup, table
+from recipe.preflight.rules import MODEL, REF, A, Check, R, Rule, Setup
 
-ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
-TABLE = table("engine")
-LOOP_KEYS = (
-    *("actor_rollout_ref.rollout.multi_turn.", "actor_rollout_ref.rollout.trace."),
-    *("data.tool_config_path", "data.function_tool_path"),
-)
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
+TENSOR_GPUS, DATA_GPUS = f"{R}.tensor_model_parallel_size", f"{R}.data_parallel_size"
+# Both are called through transformers' flash_attention_forward, which verl patches to divide a
+# sequence over ranks (verl/models/transformers/monkey_patch.py).
+FLASH = (None, "flash_attention_2", "flash_attention_3")  # None: verl takes flash_attention_2
+RANKS_OF = "data-parallel ranks (trainer.nnodes x trainer.n_gpus_per_node)"
+LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
+
+
+# ------------------------------------------------------------------------- keys with one value
 
 
 def estimator(s: Setup) -> Iterator[str]:
     """`algorithm.adv_estimator` has verl's default: `recipe.advantage` computes the advantages."""
     name = s.algorithm.adv_estimator
-    if name == "grpo":
-        return
     instead = f"recipe.advantage.name={name if name in ADVANTAGES else f'verl:{name}'}"
     if name == "gae":
         instead = "method=ppo"
-    yield f"algorithm.adv_estimator={name}: no effect. Unset it and set {instead}."
+    if name != "grpo":
+        yield f"algorithm.adv_estimator={name}: no effect. Unset it and set {instead}."
 
 
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-# Both are called through transformers' flash_attention_forward, which verl patches to divide a
-# sequence over ranks (verl/models/transformers/monkey_patch.py).
-FLASH = (None, "flash_attention_2", "flash_attention_3")  # None: verl takes flash_attention_2
+def fixed_keys(s: Setup) -> Iterator[str]:
+    """Keys that have no effect here, or are not supported, have their defaults (keys.yaml)."""
+    for key, value, text in verl.changed_keys(s.config):
+        of_own_loop = is_in(key, LOOP_KEYS) and s.rollout.agent.agent_loop_config_path
+        if not of_own_loop:
+            yield f"{key}={shown(value)}: {text}. Unset it."
+
+
+def own_folder_of_checkpoints(s: Setup) -> Iterator[str]:
+    """Checkpoints are saved in the run folder, where export and evaluation look for them."""
+    wanted = s.folder.checkpoints
+    if Path(s.trainer.default_local_dir).resolve() != wanted.resolve():
+        yield s.said(
+            "trainer.default_local_dir",
+            f"export and evaluation look for checkpoints in {wanted}. Leave the key alone and "
+            "choose the folder of the run with recipe.run_dir=...; for another disk make its "
+            "checkpoints/ a link.",
+        )
+
+
+def whole_checkpoints(s: Setup) -> Iterator[str]:
+    """Checkpoints have all that a resumed run needs."""
+    for key in (
+        f"{role}.checkpoint.{do}_contents" for role in (A, "critic") for do in ("save", "load")
+    ):
+        if lost := sorted({"model", "optimizer", "extra"} - set(s.get(key) or ())):
+            yield s.said(
+                key,
+                f"a resumed run would start without: {', '.join(lost)}. Keep model, optimizer and "
+                "extra.",
+            )
+
+
+FIXED: list[Check] = [
+    *(estimator, fixed_keys, own_folder_of_checkpoints, whole_checkpoints),
+    Rule(
+        "trainer.resume_mode",
+        lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
+        "verl would do this at every restart, so a run that is requeued would never end. Leave it "
+        "at auto. To start over choose another recipe.run_dir.",
+    ),
+    Rule(
+        "trainer.resume_mode trainer.resume_from_path",
+        lambda s: (s.trainer.resume_mode == "resume_path") != bool(s.trainer.resume_from_path),
+        "a run begins from another run's checkpoint with both. Set resume_mode=resume_path and "
+        "resume_from_path=RUN/checkpoints/global_step_N, or neither.",
+    ),
+    Rule(
+        f"{R}.agent.default_agent_loop",
+        lambda s: (
+            s.rollout.agent.default_agent_loop != "prompt_augmentation"
+            and not s.rollout.agent.agent_loop_config_path
+        ),
+        "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
+        f"register your own loop with {R}.agent.agent_loop_config_path.",
+    ),
+]
+
+
+# ------------------------------------------------------------------------- sampling
+
+SAMPLING: list[Check] = [
+    Rule(
+        f"{R}.val_kwargs.n {R}.val_kwargs.temperature",
+        lambda s: s.rollout.val_kwargs.n > 1 and not s.rollout.val_kwargs.temperature,
+        f"greedy responses to a question are all equal. Set {R}.val_kwargs.temperature=1, or "
+        f"{R}.val_kwargs.n=1.",
+    ),
+    Rule(
+        f"{DATA_GPUS} recipe.rollout.request_seeds",
+        lambda s: s.rollout.data_parallel_size > 1 and not s.recipe.rollout.request_seeds,
+        "vLLM seeds all ranks of an engine alike, so two rollouts of a question could be the same. "
+        f"Set {DATA_GPUS}=1 (more engines, each with its own seed), or "
+        "recipe.rollout.request_seeds=true.",
+    ),
+    Rule(
+        f"{DATA_GPUS} {R}.val_kwargs.n",
+        lambda s: s.rollout.data_parallel_size > 1 and s.rollout.val_kwargs.n > 1,
+        "vLLM seeds all ranks of an engine alike, and validation has no request seeds, so two "
+        f"responses to a question could be the same. Set {DATA_GPUS}=1, or {R}.val_kwargs.n=1.",
+    ),
+]
+
+
+# ------------------------------------------------------------------------- lengths
+
+
+def engine_length(s: Setup) -> Iterator[str]:
+    """The engine's limit holds the longest prompt and response."""
+    key = f"{R}.max_model_len"
+    if (s.rollout.max_model_len or 0) < s.needed:
+        yield s.said(
+            key,
+            "it is less than data.max_prompt_length + data.max_response_length = "
+            f"{s.longest}, so verl would silently cut responses. Set it to {s.needed} or more, "
+            "shorten data.max_response_length, or set recipe.rollout.joint_limit=true.",
+        )
+    if s.get(again := f"{R}.engine_kwargs.vllm.max_model_len"):
+        yield s.said(again, f"it would replace the key that is checked. Set {key}.")
+
+
+def token_limits(s: Setup) -> Iterator[str]:
+    """A micro-batch of a dynamic size holds the longest prompt and response."""
+    actor, ref = s.sequence_ranks("actor"), s.sequence_ranks("ref")
+    critic = s.config.critic.fsdp.ulysses_sequence_parallel_size
+    for key, is_read, ranks in (
+        (f"{A}.ppo_max_token_len_per_gpu", s.actor.use_dynamic_bsz, actor),
+        (f"{R}.log_prob_max_token_len_per_gpu", s.rollout.log_prob_use_dynamic_bsz, actor),
+        (f"{REF}.log_prob_max_token_len_per_gpu", s.ref.log_prob_use_dynamic_bsz, ref),
+        ("critic.ppo_infer_max_token_len_per_gpu", s.facts.critic, critic),
+    ):
+        if is_read and s.get(key) * ranks < s.longest:
+            yield s.said(
+                key,
+                f"verl would stop at the first sequence of {s.longest} tokens "
+                "(data.max_prompt_length + data.max_response_length). Set it to "
+                f"{-(-s.longest // ranks)} or more.",
+            )
+
+
+# ------------------------------------------------------------------------- sizes that must divide
+
+
+def engine_gpus(s: Setup) -> Iterator[str]:
+    """Engines divide the GPUs, and an engine is on one node or on whole nodes."""
+    node, gpus = s.trainer.n_gpus_per_node, s.engine_gpus
+    if s.gpus % gpus or (node % gpus and gpus % node):
+        yield s.said(
+            f"{TENSOR_GPUS} {DATA_GPUS}",
+            f"their product does not divide the {s.gpus} GPUs (trainer.nnodes x "
+            "trainer.n_gpus_per_node), or an engine would have parts of two nodes. Set it to a "
+            "divisor.",
+        )
+
+
+def attention_heads(s: Setup) -> Iterator[str]:
+    """The GPUs of an engine divide the model's attention heads."""
+    shape = known_shape(s.recipe.model_path)
+    if shape and shape.heads % s.rollout.tensor_model_parallel_size:
+        yield s.said(
+            TENSOR_GPUS,
+            f"it does not divide the {shape.heads} attention heads of the model. Set it to a "
+            "divisor.",
+        )
+
+
+def actor_rows(s: Setup) -> Iterator[str]:
+    """The rows of a mini-batch divide over the actor's ranks."""
+    if s.mini_rows % s.ranks:
+        yield s.said(
+            f"{A}.ppo_mini_batch_size {R}.n",
+            f"the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} {RANKS_OF}. Set "
+            "another mini-batch or number of GPUs.",
+        )
+
+
+def critic_rows(s: Setup) -> Iterator[str]:
+    """The rows of a critic's mini-batch divide over the actor's ranks, which are the critic's."""
+    critic, key = s.config.critic, "critic.fsdp.ulysses_sequence_parallel_size"
+    if s.critic and critic.ppo_mini_batch_size * s.rollout.n % s.ranks:
+        yield s.said(
+            f"critic.ppo_mini_batch_size {R}.n",
+            f"the rows of the critic's mini-batch do not divide over {s.ranks} {RANKS_OF}. Set "
+            "another mini-batch or number of GPUs.",
+        )
+    if s.facts.critic and s.get(key) != s.sequence_ranks():
+        yield s.said(
+            key,
+            f"the batch is distributed over the actor's {s.ranks} data-parallel ranks, and the "
+            "critic's mini-batches would have other rows. Leave the key alone: it follows the "
+            "actor's.",
+        )
 
 
 def sequence_parallelism(s: Setup) -> Iterator[str]:
@@ -49,34 +221,6 @@ def sequence_parallelism(s: Setup) -> Iterator[str]:
             yield (
                 f"{key}={ranks}: it does not divide the {s.gpus} GPUs (trainer.nnodes x "
                 "trainer.n_gpus_per_node). Set it to a divisor."
-            )
-
-
-def unused_keys(s: Setup) -> Iterator[str]:
-    """Every other key without effect in verl 0.9.1 (keys.yaml) has verl's default."""
-    own = {key for rule in TABLE for key in rule.keys.split()}
-    for key, value, text in keys.unused(s.config):
-        of_own_loop = key.startswith(LOOP_KEYS) and s.rollout.agent.agent_loop_config_path
-        if key not in own and not of_own_loop:
-            yield f"{key}={shown(value)}: {text}. Unset it."
-
-
-def token_limits(s: Setup) -> Iterator[str]:
-    """A micro-batch of a dynamic size holds the longest prompt and response."""
-    actor, ref = s.sequence_ranks("actor"), s.sequence_ranks("ref")
-    critic = s.config.critic.fsdp.ulysses_sequence_parallel_size
-    for name, is_read, ranks in (
-        ("{A}.ppo_max_token_len_per_gpu", s.actor.use_dynamic_bsz, actor),
-        ("{R}.log_prob_max_token_len_per_gpu", s.rollout.log_prob_use_dynamic_bsz, actor),
-        ("{REF}.log_prob_max_token_len_per_gpu", s.ref.log_prob_use_dynamic_bsz, ref),
-        ("critic.ppo_infer_max_token_len_per_gpu", s.facts.critic, critic),
-    ):
-        key = name.format(**SHORT)
-        if is_read and s.get(key) * ranks < s.longest:
-            yield (
-                f"{s.named(key)}: verl would stop at the first sequence of "
-                f"{s.longest} tokens (data.max_prompt_length + data.max_response_length). Set it "
-                f"to {-(-s.longest // ranks)} or more."
             )
 
 
@@ -101,131 +245,13 @@ def micro_batches(s: Setup) -> Iterator[str]:
             )
 
 
-def elsewhere(s: Setup) -> Path | None:
-    """Return where checkpoints belong, if verl would save them elsewhere."""
-    wanted = s.folder.checkpoints
-    same = Path(s.trainer.default_local_dir).resolve() == wanted.resolve()
-    return None if same else wanted
-
-
-def keeps_all(key: str) -> Rule:
-    return Rule(
-        key,
-        lambda s: ", ".join(sorted({"model", "optimizer", "extra"} - set(s.get(key) or ()))),
-        "a resumed run would start without: {found}. Keep model, optimizer and extra.",
-    )
-
-
-def same_length(key: str) -> Rule:
-    return Rule(
-        f"{{R}}.{key} data.max_{key}",
-        lambda s: s.rollout[key] != s.data[f"max_{key}"],
-        f"the engine reads one and rewards the other. Set data.max_{key} alone.",
-    )
-
-
-TENSOR = Rule(
-    "{R}.tensor_model_parallel_size {R}.data_parallel_size",
-    lambda s: (
-        s.gpus % s.engine_gpus
-        or (s.trainer.n_gpus_per_node % s.engine_gpus and s.engine_gpus % s.trainer.n_gpus_per_node)
-    ),
-    "their product does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node), "
-    "or an engine would have parts of two nodes. Set it to a divisor.",
-)
-ROWS = Rule(
-    "{A}.ppo_mini_batch_size {R}.n",
-    lambda s: s.mini_rows % s.ranks,
-    "the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
-    "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
-)
-CRITIC_ROWS = Rule(
-    "critic.ppo_mini_batch_size {R}.n",
-    lambda s: s.critic and s.config.critic.ppo_mini_batch_size * s.rollout.n % s.ranks,
-    "the rows of the critic's mini-batch do not divide over {s.ranks} data-parallel ranks "
-    "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of GPUs.",
-)
-CRITIC_RANKS = Rule(
-    "critic.fsdp.ulysses_sequence_parallel_size",
-    lambda s: (
-        s.facts.critic and s.config.critic.fsdp.ulysses_sequence_parallel_size != s.sequence_ranks()
-    ),
-    "the batch is distributed over the actor's {s.ranks} data-parallel ranks, and the critic's "
-    "mini-batches would have other rows. Leave the key alone: it follows the actor's.",
-)
-
-
-def odd_heads(s: Setup) -> int | None:
-    """Return the number of attention heads if an engine's GPUs do not divide it, else None."""
-    shape = known_shape(s.recipe.model_path)
-    tensor = s.rollout.tensor_model_parallel_size
-    return shape.heads if shape and shape.heads % tensor else None
-
-
-HEADS = Rule(
-    "{R}.tensor_model_parallel_size",
-    odd_heads,
-    "it does not divide the {found} attention heads of the model. Set it to a divisor.",
-)
-
-
-def odd_width(s: Setup) -> int | None:
-    """Return the model's hidden size if verl's triton kernels, which take 128 at a time, fail."""
-    shape, options = known_shape(s.recipe.model_path), s.model.fused_kernel_options
-    triton = s.model.use_fused_kernels and options.impl_backend == "triton"
-    return shape.hidden if triton and shape and shape.hidden % 128 else None
-
-
-ENGINE: list[Check] = [
-    *TABLE,
-    estimator,
-    unused_keys,
-    sequence_parallelism,
-    # ---------------------------------------------------------------- checkpoints
+SIZES: list[Check] = [
+    *(engine_gpus, actor_rows, critic_rows, sequence_parallelism, micro_batches),
     Rule(
-        "trainer.default_local_dir",
-        elsewhere,
-        "export and evaluation look for checkpoints in {found}. Leave the key alone and choose the "
-        "folder of the run with recipe.run_dir=...; for another disk make its checkpoints/ a link.",
-    ),
-    keeps_all("{A}.checkpoint.save_contents"),
-    keeps_all("{A}.checkpoint.load_contents"),
-    keeps_all("critic.checkpoint.save_contents"),
-    keeps_all("critic.checkpoint.load_contents"),
-    # ---------------------------------------------------------------- lengths
-    Rule(
-        "{R}.max_model_len",
-        lambda s: (s.rollout.max_model_len or 0) < s.needed,
-        "it is less than data.max_prompt_length + data.max_response_length = {s.longest}, so verl "
-        "would silently cut responses. Set it to {s.needed} or more, shorten "
-        "data.max_response_length, or set recipe.rollout.joint_limit=true.",
-    ),
-    token_limits,
-    Rule(
-        "{MODEL}.fused_kernel_options.impl_backend",
-        odd_width,
-        "its kernels need a hidden size divisible by 128, and the model's is {found}. Set torch.",
-    ),
-    same_length("prompt_length"),
-    same_length("response_length"),
-    # ---------------------------------------------------------------- sizes that must divide
-    TENSOR,
-    Rule(
-        "{R}.expert_parallel_size {R}.tensor_model_parallel_size {R}.data_parallel_size",
-        lambda s: s.rollout.expert_parallel_size not in (1, s.engine_gpus),
-        "verl requires the product of the two others. Set it to {s.engine_gpus}, or to 1.",
-    ),
-    Rule(
-        "data.gen_batch_size data.train_batch_size",
-        lambda s: s.data.gen_batch_size and s.batch % s.data.gen_batch_size,
-        "it does not divide data.train_batch_size, and verl would stop at the first step. Leave "
-        "data.gen_batch_size null, which is one chunk.",
-    ),
-    Rule(
-        "data.train_batch_size {A}.ppo_mini_batch_size",
+        f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,
         "the batch is not a multiple of the mini-batch (both in questions). Set "
-        "{A}.ppo_mini_batch_size to a divisor.",
+        f"{A}.ppo_mini_batch_size to a divisor.",
     ),
     Rule(
         "data.train_batch_size critic.ppo_mini_batch_size",
@@ -233,8 +259,5 @@ ENGINE: list[Check] = [
         "verl would pad the batch to a multiple of both mini-batches, so that the actor trains on "
         "mini-batches of padding. Set critic.ppo_mini_batch_size to a divisor of the batch.",
     ),
-    ROWS,
-    CRITIC_ROWS,
-    CRITIC_RANKS,
-    micro_batches,
 ]
+ENGINE: list[Check] = [*FIXED, *SAMPLING, engine_length, token_limits, *SIZES]

@@ -103,8 +103,8 @@ class Estimate:
     def beside_engine(self) -> float:
         """Return the bytes of parameters and moments on one GPU while the engine generates."""
         fsdp, states = self.setup.actor.fsdp_config, state_bytes(self.setup, self.shape)
-        kept = states["parameters"] * (not fsdp.param_offload)
-        kept += states["moments"] * (not fsdp.optimizer_offload)
+        kept = 0 if fsdp.param_offload else states["parameters"]
+        kept += 0 if fsdp.optimizer_offload else states["moments"]
         return 0.0 if self.offloads_all else kept / self.shards
 
     def cache_tokens(self) -> int:

@@ -4,7 +4,7 @@
 
 Every leaf key of verl's composed configuration has a row. Its text is the reader, ``file:line`` in
 the verl package, or ``no effect``, or the row of `by_hand.yaml` that matches it. `keys.yaml` has
-the rows without effect, with verl's default. A reader is an access ``config.actor.clip_ratio``,
+the rows that have to keep their defaults. A reader is an access ``config.actor.clip_ratio``,
 ``.get("clip_ratio")`` or ``["clip_ratio"]`` in a module that this project runs (`OFF` names the
 others). Its parent is the key's own section or a variable that holds it (`SECTIONS`). The search
 is by name, so it can find the reader of another section's key of the same name. `by_hand.yaml`
@@ -12,30 +12,32 @@ corrects the rows that were found wrong.
 """
 
 import ast
-import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import write_text
-from recipe.config.compose import flat, verl_config
+from recipe.config.base import base, flat
+from recipe.config.verl import KEYS
 
-HERE = Path(__file__).parent
-TABLE, BY_HAND = HERE / "keys.yaml", HERE / "by_hand.yaml"
-UNUSED = "no effect"  # start of the text of a row whose key must keep its default
-# Modules of verl that no process of this project runs: other engines, trainers and datasets.
-OFF = re.compile(
+BY_HAND = KEYS.with_name("by_hand.yaml")
+NONE = "no effect"
+FIXED = (NONE, "unsupported")  # starts of the texts of keys that must keep their defaults
+# Modules of verl that its V1 trainer does not run with FSDP and vLLM.
+OTHER = re.compile(
     r"megatron|mcore|sglang|trtllm|mindspeed|veomni|torchtitan|automodel|fully_async|one_step_off|"
-    r"separation/|teacher_loop|distillation|sft_|main_ppo_v0|main_eval|main_generation|model_merger|"
-    r"tinker|npu|ascend|/tests/|reward_model/|workers/config/(?!model|optimizer)|^tools/|"
-    r"separate_async|colocate_async|diffus|hccl|kimi|mooncake|nixl|hf_rollout|schemas|glm4v|"
-    r"workers/reward_manager/|fsdp_turbo"
+    r"separation/|sft_|main_ppo_v0|main_eval|main_generation|model_merger|tinker|npu|ascend|/tests/|"
+    r"^tools/|diffus|hccl|hf_rollout|workers/config/(?!model|optimizer)|fsdp_turbo"
+)
+# And that no process of this project runs: other trainers, rewards and datasets.
+OFF = re.compile(
+    r"teacher_loop|distillation|reward_model/|separate_async|colocate_async|kimi|mooncake|nixl|"
+    r"schemas|glm4v|workers/reward_manager/"
 )
 # Names of variables that hold a section, and sections whose key is another word.
 SECTIONS = {
@@ -117,79 +119,59 @@ def reader(key: str, found: Mapping[str, list[Access]]) -> str | None:
     return place
 
 
-def verl_defaults() -> dict[str, Any]:
-    """Return key -> value of verl's own configuration, interpolations unresolved.
-
-    Lists and empty sections are values.
-    """
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(str(verl_config()), version_base=None):
-        config = compose("ppo_trainer")
-    return dict(flat(OmegaConf.to_container(config, resolve=False)))
-
-
-def build() -> dict[str, Any]:
-    """Return the rows from the installed verl: key -> text, of an unused key [text, default]."""
+def build() -> dict[str, str]:
+    """Return key -> its reader, or why it has to keep its default, from the installed verl."""
     import verl
 
     root = Path(verl.__file__).parent
     sources = {
         name: path.read_text(encoding="utf-8")
         for path in root.rglob("*.py")
-        if not OFF.search(name := str(path.relative_to(root)))
+        if not OTHER.search(name := str(path.relative_to(root)))
     }
-    found, defaults = accesses(sources), verl_defaults()
+    everywhere, defaults = accesses(sources), dict(flat(base("ppo_trainer")))
+    here = {
+        name: [access for access in found if not OFF.search(access[1])]
+        for name, found in everywhere.items()
+    }
     corrections = yaml.safe_load(BY_HAND.read_text(encoding="utf-8"))  # the last match applies
-    rows: dict[str, Any] = {}
     # An interpolation such as ${oc.select:actor_rollout_ref.actor.x,1} reads that key.
     passed = {
         named: f"default of {key}"
         for key, default in defaults.items()
         for named in re.findall(r"[\w.]+", str(default) if "${" in str(default) else "")
     }
-    for key, default in sorted(defaults.items()):
+    rows = {}
+    for key in sorted(defaults):
         texts = [text for pattern, text in corrections.items() if fnmatchcase(key, pattern)]
-        text = texts[-1] if texts else reader(key, found) or passed.get(key) or UNUSED
-        rows[key] = [text, default] if text.startswith(UNUSED) else text
+        place = reader(key, here) or passed.get(key)
+        elsewhere = (
+            "unsupported: nothing reads it on this path" if reader(key, everywhere) else NONE
+        )
+        rows[key] = texts[-1] if texts else place or elsewhere
     return rows
 
 
-@functools.cache
-def table() -> dict[str, list[Any]]:
-    """Return the committed rows of unused keys: key -> [text, default]."""
-    return dict(yaml.load(TABLE.read_text(encoding="utf-8"), yaml.CSafeLoader))
+def fixed(rows: Mapping[str, str]) -> dict[str, str]:
+    """Return the rows of keys that have to keep their defaults.
 
-
-def unused(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, why) of the keys without effect whose value is not verl's default.
-
-    A default that is an interpolation follows the other keys of `config`.
+    A section stands for its keys if all have the same text.
     """
-    for key, (text, default) in table().items():
-        value = OmegaConf.select(config, key)
-        if default == "???" and value is None:  # never set
-            continue
-        if "${" in str(default):
-            if value is None:
-                continue
-            section, _, name = key.rpartition(".")
-            before = OmegaConf.select(config, section).copy()  # a copy of all takes 0.1 s
-            OmegaConf.update(before, name, default)
-            default = OmegaConf.select(before, name)
-        if value != default:
-            yield key, value, text
+    texts: dict[str, set[str]] = defaultdict(set)
+    for key, text in rows.items():
+        for name in () if key.endswith("._target_") else accumulate(key.split("."), "{}.{}".format):
+            texts[name].add(text)
+    found = {n: x.pop() for n, x in texts.items() if len(x) == 1 and min(x).startswith(FIXED)}
+    return {n: text for n, text in found.items() if n.rpartition(".")[0] not in found}
 
 
 def main() -> None:
     rows = build()
-    for key, row in rows.items():
-        print(f"{key}: {row[0] if isinstance(row, list) else row}")
-    written = {key: row for key, row in rows.items() if isinstance(row, list)}
-    text = yaml.safe_dump(written, width=1000, default_flow_style=None)
+    for key, text in rows.items():
+        print(f"{key}: {text}")
     head = "# Written by python -m recipe.preflight.keys from verl's source and by_hand.yaml.\n"
-    write_text(TABLE, head + text)
-    print(f"{TABLE}: {len(written)} of {len(rows)} keys")
+    write_text(KEYS, head + yaml.safe_dump(fixed(rows), width=1000))
+    print(f"{KEYS}: {len(fixed(rows))} of {len(rows)} keys")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 from prompt_aug.base.places import unwritable
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
-from recipe.preflight.engine import HEADS
+from recipe.preflight.engine import attention_heads
 from recipe.preflight.estimate import saved_bytes
 from recipe.preflight.rules import Check, Rule, Setup, is_missing
 from recipe.run import host
@@ -18,19 +18,20 @@ from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
 from recipe.run.model_files import unsupported_head
 
+LEAST_FREE = 1.0  # GiB
 WANDB = "api.wandb.ai"
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
 
 
 def room(s: Setup) -> Iterator[str]:
-    """The run folder can be written, and its disk has `recipe.min_free_gib` free."""
-    run_dir, least = Path(s.recipe.run_dir), s.recipe.min_free_gib
+    """The run folder can be written, and its disk has some room."""
+    run_dir = Path(s.recipe.run_dir)
     if reason := unwritable(run_dir):
         yield f"recipe.run_dir={run_dir}: cannot write there ({reason}). Choose another folder."
-    elif (free := host.free_gib(run_dir)) < least:
+    elif (free := host.free_gib(run_dir)) < LEAST_FREE:
         yield (
-            f"recipe.min_free_gib={least}: {free:.2f} GiB free for {run_dir}. Free some room or "
-            "choose another folder with recipe.run_dir=..."
+            f"recipe.run_dir={run_dir}: {free:.2f} GiB free there, and a run needs {LEAST_FREE}. "
+            "Free some room, or choose another folder."
         )
 
 
@@ -117,7 +118,7 @@ def cpu_memory(s: Setup) -> Iterator[str]:
 def cpu_heads(s: Setup) -> Iterator[str]:
     """The engine on a CPU supports the size of the model's attention heads."""
     model, shape = s.recipe.model_path, known_shape(s.recipe.model_path)
-    if s.trainer.device == "cpu" and shape and (why := unsupported_head(shape.head_dim)):
+    if s.on_cpu and shape and (why := unsupported_head(shape.head_dim)):
         yield f"recipe.model_path={model}: {why}. Choose another model, or GPUs (machine=gpu)."
 
 
@@ -170,8 +171,8 @@ MACHINE: list[Check] = [
     Rule(
         "trainer.logger",
         # verl imports them last
-        lambda s: ", ".join(x for x in LOGGERS if x in s.trainer.logger and is_missing(x)),
-        "not installed here: {found}. Install it, or choose another logger.",
+        lambda s: any(x in s.trainer.logger and is_missing(x) for x in LOGGERS),
+        "its package is not installed here. Install it, or choose another logger.",
     ),
     room,
     home,
@@ -182,7 +183,7 @@ MACHINE: list[Check] = [
     cpu_heads,
     cpu_precision,
     first_checkpoint,
-    HEADS,
+    attention_heads,
     Rule(
         "trainer.logger",
         lacks_wandb_key,

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,64 +10,68 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import LOCK, FileError, read_json, write_text
 from prompt_aug.prompts import Prompts
-from recipe.config.compose import flat, unread
+from recipe.config.base import flat, is_in, known_keys
+from recipe.config.compose import is_open
+from recipe.config.settings import free_keys
+from recipe.config.verl import off_switch
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
-from recipe.preflight.data import limit_steps
 from recipe.preflight.functions import own_functions
-from recipe.preflight.rules import SHORT, Check, Setup
+from recipe.preflight.questions import last_step
+from recipe.preflight.rules import MODEL, REF, A, Check, R, Setup
 from recipe.run import checkpoints, rollbacks
 from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
-# Keys that may not change when a run is resumed, because they change its results. After "!" are
-# exceptions, which change no result except by rounding: names and places, how often to save and
-# log, memory, batches of a forward pass, engines, ranks. The last match applies; a key without a
-# match may change. STEPS may change if the learning rate does not depend on it.
-ALGORITHM_KEYS = (
-    "algorithm.* custom_reward_function.* data.* distillation.* reward.* reward_model.* skip.* "
-    "!data.*num_workers !data.*_workers data.dataloader_num_workers !data.use_shm "
-    "!data.val_batch_size !reward.num_workers recipe.* "
-    "!recipe.guard.* !recipe.name !recipe.method !recipe.run_dir !recipe.min_free_gib "
-    "!recipe.model_path "  # {MODEL}.path has the same value
-    "!recipe.save_rollouts_every !recipe.save_tensors_every !recipe.worker_logs "
-    "!recipe.keep_every !recipe.keep_best !recipe.dynamic_sampling.* "
-    "!recipe.rollout.hang_seconds !recipe.rollout.poll_seconds "
-    "!recipe.reward.verifier_limits.* trainer.critic_warmup trainer.device "
-    "trainer.total_training_steps trainer.total_epochs trainer.v1.trainer_mode {A}.* {MODEL}.* "
-    "{REF}.* critic.* !*.profiler.* !*micro_batch_size* !*max_token_len_per_gpu "
-    "!*use_dynamic_bsz !*offload* !*ulysses_sequence_parallel_size !*use_torch_compile "
-    "!*gradient_checkpointing !*.entropy_checkpointing !*.entropy_from_logits_* !*.fsdp_size "
-    "!*.forward_prefetch !*.use_fused_kernels !*.fused_kernel_options.* !*.use_liger "
-    "!*.reshard_after_forward !*.wrap_policy.* !*.use_shm !*.use_remove_padding "
-    "!*.pad_to_length* !*.dtype {R}.n {R}.temperature {R}.top_* {R}.seed {R}.dtype "
-    "{R}.do_sample {R}.ignore_eos {R}.prompt_length {R}.response_length {R}.max_model_len "
-    "{R}.calculate_log_probs {R}.logprobs_mode {R}.quantization* {R}.qat* {R}.val_kwargs.* "
-    "!{R}.val_kwargs.n {R}.engine_kwargs.* {R}.agent.default_agent_loop {R}.agent.agent_loop_*"
-).format(**SHORT).split()  # fmt: skip
-MESH = {"actor": f"{SHORT['A']}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}
-# Statistics of a micro-batch enter these losses of verl.
-MICRO_BATCHES = ("*micro_batch_size*", "*max_token_len_per_gpu", "*use_dynamic_bsz")
+MESH = {"actor": f"{A}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}
+# Sections and keys that determine a run's results. A resumed run may not change them, except the
+# settings marked as free (`recipe.config.settings`) and the parts of verl's keys below.
+FIXED = (
+    *("recipe", "algorithm", "data", "reward", "skip", "critic", A, MODEL, REF),
+    *("trainer.critic_warmup", "trainer.device", f"{R}.engine_kwargs", f"{R}.val_kwargs"),
+    *(f"{R}.{name}" for name in ("n", "temperature", "top_k", "top_p", "seed", "dtype")),
+    *(f"{R}.{name}" for name in ("max_model_len", "ignore_eos", "logprobs_mode", "quantization")),
+    *(f"{R}.{name}" for name in ("quantization_config_file", "qat", "calculate_log_probs")),
+    *(f"{R}.agent.{name}" for name in ("default_agent_loop", "agent_loop_config_path")),
+    f"{R}.agent.agent_loop_manager_class",
+)
+MICRO_BATCHES = {  # which enter only the losses of `PER_MICRO_BATCH`
+    *("ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+    *("ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz"),
+    "ppo_infer_max_token_len_per_gpu",
+}
+FREE = {  # names of keys and sections that change results by rounding only
+    # memory and time of a pass
+    *("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload"),
+    *("enable_gradient_checkpointing", "entropy_checkpointing", "entropy_from_logits_chunk_size"),
+    *("entropy_from_logits_with_chunking", "use_torch_compile", "use_remove_padding"),
+    *("use_fused_kernels", "fused_kernel_options", "use_liger", "pad_to_length"),
+    *("pad_to_length_bucket", "profiler"),
+    # ranks and how a model is divided over them
+    *("fsdp_size", "forward_prefetch", "reshard_after_forward", "wrap_policy"),
+    "ulysses_sequence_parallel_size",
+    # reading, grading, validation
+    *("use_shm", "num_workers", "filter_overlong_prompts_workers", "val_batch_size"),
+}
+# Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
+SAVED = (
+    *(f"{MODEL}.{name}" for name in ("path", "lora_rank", "target_modules", "exclude_modules")),
+    *(f"{A}.strategy", f"{A}.optim.optimizer", f"{A}.optim.optimizer_impl"),
+    *("critic.enable", "critic.model.path", "critic.strategy", "recipe.curriculum.value_model"),
+    *("recipe.one_question", "recipe.source_weights", "algorithm.filter_groups.enable"),
+    *(f"data.{name}" for name in ("train_files", "train_max_samples", "train_batch_size")),
+    *(f"data.{name}" for name in ("gen_batch_size", "seed", "shuffle", "dataloader_num_workers")),
+)
 
 
-def is_algorithmic(key: str, s: Setup) -> bool:
+def is_fixed(key: str, s: Setup) -> bool:
     """Return True for a key that a resumed run may not change."""
     if key in (STEPS, "trainer.total_epochs"):
         return not steps_are_free(s)
-    if s.loss in PER_MICRO_BATCH and any(fnmatchcase(key, x) for x in MICRO_BATCHES):
-        return True
-    matches = [name for name in ALGORITHM_KEYS if fnmatchcase(key, name.removeprefix("!"))]
-    return bool(matches) and not matches[-1].startswith("!")
-
-
-# Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
-SAVED_KEYS = (
-    "{MODEL}.path {MODEL}.lora_rank {MODEL}.target_modules {MODEL}.exclude_modules "
-    "{A}.strategy {A}.optim.optimizer {A}.optim.optimizer_impl critic.enable critic.model.path "
-    "critic.strategy recipe.curriculum.value_model recipe.one_question recipe.source_weights "
-    "algorithm.filter_groups.enable data.train_files data.train_max_samples "
-    "data.train_batch_size data.gen_batch_size data.seed data.shuffle data.dataloader_num_workers"
-).format(**SHORT).split()  # fmt: skip
+    free = FREE if s.loss in PER_MICRO_BATCH else FREE | MICRO_BATCHES
+    if key == f"{R}.val_kwargs.n" or is_in(key, free_keys()) or free & set(key.split(".")):
+        return False
+    return is_in(key, FIXED)
 
 
 def own_folder(s: Setup) -> Iterator[str]:
@@ -87,7 +90,7 @@ def own_folder(s: Setup) -> Iterator[str]:
 
 
 def same_run(s: Setup) -> Iterator[str]:
-    """The run folder is new, or its config.yaml agrees in the keys of the algorithm."""
+    """The run folder is new, or its config.yaml agrees in all keys that are fixed."""
     folder = s.folder
     if not (folder.config.is_file() and folder.metrics.exists()):
         return
@@ -102,14 +105,16 @@ def same_run(s: Setup) -> Iterator[str]:
     config = s.config.copy()
     if folder.data_manifest.is_file():  # as `prepare_data` did at the first start
         train = read_json(folder.data_manifest).get("train", {})
-        limit_steps(config, train.get("steps_per_epoch", config.trainer.total_training_steps))
+        per_epoch = train.get("steps_per_epoch", config.trainer.total_training_steps)
+        config.trainer.total_training_steps = last_step(config, per_epoch)
     now = dict(flat(OmegaConf.to_container(config, resolve=True)))
     keys = [
         key
         for key in sorted({*old, *now})
         if old.get(key) != now.get(key)
-        and is_algorithmic(key, s)
-        and not (unread(before, key) and unread(config, key))
+        and (key in known_keys() or is_open(key) or not is_in(key, ["recipe"]))  # or it was removed
+        and is_fixed(key, s)
+        and not (off_switch(before, key) and off_switch(config, key))
     ]
     saves = Path(s.trainer.default_local_dir)
     tracked = checkpoints.step_folder(saves, checkpoints.tracked_step(saves) or 0)
@@ -190,10 +195,8 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
 
 
 def unlike(before: Any, now: Any) -> list[str]:
-    """Return the keys of `SAVED_KEYS` that differ between two configurations."""
-    return [
-        key for key in SAVED_KEYS if OmegaConf.select(before, key) != OmegaConf.select(now, key)
-    ]
+    """Return the keys of `SAVED` that differ between two configurations."""
+    return [key for key in SAVED if OmegaConf.select(before, key) != OmegaConf.select(now, key)]
 
 
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
@@ -258,7 +261,7 @@ def divide_checkpoint(config: DictConfig) -> list[str]:
     if saved in (None, ranks):
         return []
     # The actor last: its number of ranks is the checkpoint's.
-    for role, section in (("critic", "critic.fsdp"), ("actor", f"{SHORT['A']}.fsdp_config")):
+    for role, section in (("critic", "critic.fsdp"), ("actor", f"{A}.fsdp_config")):
         path = whole / role
         if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue

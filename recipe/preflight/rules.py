@@ -1,20 +1,16 @@
 """Rules: reject configurations that cannot run, or would silently run something else.
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
-check written as data; refused.yaml has those whose conditions are values of single keys. A function
-is used where a `Rule` is not enough. ``python -m recipe.preflight.checks`` prints the lists.
+check whose message is always the same. ``python -m recipe.preflight --rules`` lists all checks.
 """
 
 import functools
 import importlib.util
-import operator
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.errors import UserError
@@ -27,27 +23,16 @@ from recipe.algorithms.registry import Facts
 from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
-# Abbreviations in the keys and messages of rules.
-SHORT = {
-    "A": "actor_rollout_ref.actor",
-    "R": "actor_rollout_ref.rollout",
-    "REF": "actor_rollout_ref.ref",
-    "MODEL": "actor_rollout_ref.model",
-    "C": "algorithm.rollout_correction",
-    "LOSS": "actor_rollout_ref.actor.policy_loss.loss_mode",
-}
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
+CORRECTION, LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.loss_mode"
+ADVANTAGE = "recipe.advantage.name"
 
 
 class Setup:
     """A composed configuration with its sections and derived sizes, as the rules read them."""
 
-    def __init__(
-        self,
-        config: DictConfig,
-        *,
-        built: Path | None = None,
-        here: bool = True,
-    ) -> None:
+    def __init__(self, config: DictConfig, *, built: Path | None = None, here: bool = True) -> None:
         self.config = config
         self.built = built  # folder in which the toy world is or will be made
         self.here = here  # False: the run is planned for another machine
@@ -61,9 +46,9 @@ class Setup:
         self.reward, self.curriculum = config.recipe.reward, config.recipe.curriculum
         self.advantage, self.weights = config.recipe.advantage.name, config.recipe.weights.name
         self.rephrasings = config.recipe.rephrasings.count
-        self.rolls_back = config.recipe.guard.action == "rollback"
         self.critic = bool(config.critic.enable)
         self.value_model = bool(self.curriculum.value_model)
+        self.on_cpu = config.trainer.device == "cpu"
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
         self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
         self.longest = config.data.max_prompt_length + config.data.max_response_length
@@ -73,13 +58,17 @@ class Setup:
 
     def get(self, key: str) -> Any:
         """Return the value of a key, None if it is not set."""
-        value = OmegaConf.select(self.config, key.format(**SHORT))
+        value = OmegaConf.select(self.config, key)
         return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
     def named(self, key: str) -> str:
         """Return ``key=value``, of a section its name."""
         value = self.get(key)
         return key if isinstance(value, dict) else f"{key}={shown(value)}"
+
+    def said(self, keys: str, message: str) -> str:
+        """Return a message about keys, separated by spaces, with their values."""
+        return f"{' with '.join(map(self.named, keys.split()))}: {message}"
 
     def is_built(self, path: str) -> bool:
         """Return True for a file of the toy world, which may not be made yet."""
@@ -170,21 +159,15 @@ Check = Callable[[Setup], Iterable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check as data: reject the configuration if `when` returns a true value.
+    """Reject the configuration if `when` is true; `keys` begin the message, with their values."""
 
-    `keys` are separated by spaces; a message begins with them and their values. `message` may use
-    {found}, what `when` returned, {s}, the `Setup`, and the abbreviations of `SHORT`.
-    """
-
-    keys: str
+    keys: str  # separated by spaces
     when: Callable[[Setup], Any]
     message: str
 
     def __call__(self, setup: Setup) -> Iterator[str]:
-        if found := self.when(setup):
-            keys = [key.format(**SHORT) for key in self.keys.split()]
-            head = " with ".join(setup.named(key) for key in keys)
-            yield f"{head}: {self.message.format(found=found, s=setup, **SHORT)}"
+        if self.when(setup):
+            yield setup.said(self.keys, self.message)
 
 
 def is_missing(module: str) -> bool:
@@ -192,42 +175,6 @@ def is_missing(module: str) -> bool:
         return importlib.util.find_spec(module) is None
     except (ImportError, ValueError):
         return True
-
-
-# Conditions of refused.yaml, explained there: mark, "." of a property, name, test, value.
-CONDITION = re.compile(r"([!-]?)(\.?)([\w.]+)(!=|<=|[=<>])?(\S*)")
-COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt}
-
-
-def in_full(key: str) -> str:
-    """Return a key whose first part may be an abbreviation of `SHORT`."""
-    first, dot, rest = key.partition(".")
-    return SHORT.get(first, first) + dot + rest
-
-
-def holds(s: Setup, condition: Sequence[str]) -> bool:
-    """Return True if a condition of refused.yaml is met."""
-    mark, hidden, name, test, wanted = condition
-    if mark == "-":
-        return is_missing(name)
-    value = operator.attrgetter(name)(s) if hidden else s.get(in_full(name))
-    if test in COMPARED:
-        return bool(COMPARED[test](value or 0, int(wanted))) != (mark == "!")
-    if test in ("=", "!="):
-        return (shown(value) in wanted.split("|")) == (test == "=")
-    return bool(value) != (mark == "!")
-
-
-def table(theme: str) -> list[Rule]:
-    """Return the rules of a section of refused.yaml."""
-
-    def rule(row: str, message: str) -> Rule:
-        conditions = CONDITION.findall(row)
-        keys = [in_full(x[2]) for x in conditions if x[0] != "-" and not x[1]]
-        return Rule(" ".join(keys), lambda s: all(holds(s, x) for x in conditions), message)
-
-    text = Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8")
-    return [rule(*row) for row in yaml.load(text, yaml.CSafeLoader)[theme].items()]
 
 
 def messages(checks: Iterable[Check], setup: Setup) -> list[str]:
@@ -248,15 +195,13 @@ def refuse(checks: Iterable[Check], setup: Setup) -> None:
 
 
 def page(themes: dict[str, list[Check]]) -> str:
-    """Return the checks as Markdown: by theme, a table of the rules and functions."""
-    lines = ["# What is refused before a run starts"]
+    """Return the checks by theme: a line for each rule and function."""
+    lines = []
     for theme, checks in themes.items():
-        lines += ["", f"## {theme}", "", "| keys | message |", "|---|---|"]
+        lines += [f"# {theme}"]
         for check in checks:
             if isinstance(check, Rule):
-                keys = " ".join(f"`{key.format(**SHORT)}`" for key in check.keys.split())
-                text = re.sub(r"\{(found|s\.).*?\}", "X", check.message).format(**SHORT)
+                lines.append(f"{check.keys.replace(' ', ' with ')}: {check.message}")
             else:
-                keys, text = "(computed)", (check.__doc__ or "").split("\n")[0]
-            lines.append(f"| {keys} | {text.replace('|', '&#124;')} |")
-    return "\n".join(lines) + "\n"
+                lines.append((check.__doc__ or "").split("\n")[0])
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """The reward: score + format - overlong, with every part recorded.
 
-    reward = score + format_weight * format * [accuracy = 1 or not format_gated] - overlong
+    reward = score + format_weight * format - overlong
 
 score is accuracy, 0 or 1, from `prompt_aug.grading`; or the result of the user's verifier of the
 row's data source (``recipe.reward.verifiers``, `prompt_aug.verifiers`). The grader also reads the
@@ -42,12 +42,9 @@ def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> flo
     return factor * min(1.0, max(0.0, (length - (limit - buffer)) / buffer))
 
 
-def combine(
-    score: float, format_reward: float, overlong: float, settings: DictConfig, *, right: bool
-) -> float:
+def combine(score: float, format_reward: float, overlong: float, settings: DictConfig) -> float:
     """The reward of one response; `settings` is the section ``recipe.reward``."""
-    paid = format_reward if right or not settings.format_gated else 0.0
-    return score + settings.format_weight * paid - overlong
+    return float(score + settings.format_weight * format_reward - overlong)
 
 
 def _listed(row: Mapping[str, Any], key: str) -> list[str]:
@@ -88,7 +85,7 @@ def score(
         buffer, factor = settings.overlong.buffer, settings.overlong.factor
         overlong = overlong_penalty(length, limit, buffer, factor)
     return {
-        "reward_score": combine(paid, format_reward, overlong, settings, right=graded.correct),
+        "reward_score": combine(paid, format_reward, overlong, settings),
         "reward_extra_info": {
             "acc": accuracy,
             "source": row["data_source"],

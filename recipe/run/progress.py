@@ -100,7 +100,6 @@ class Follower:
         self.step: int | None = None  # the last one shown; at first the one resumed from
         self.lines: list[dict[str, Any]] = []  # metrics of the steps that were shown
         self.size = -1  # of metrics.jsonl
-        self.printed = self.folder.log.stat().st_size if config.recipe.worker_logs else None
         write_text(self.folder.start, "")
         self.folder.end.unlink(missing_ok=True)
 
@@ -110,7 +109,6 @@ class Follower:
 
     def look(self) -> None:
         now = self.clock()
-        self._show_log()
         for record in read_lines(self.folder.start)[self.stages :]:
             self.stages += 1
             if record["stage"] == TRAINING:
@@ -135,17 +133,6 @@ class Follower:
 
     def close(self) -> None:
         print(self.erase, end="", file=self.out, flush=True)
-
-    def _show_log(self) -> None:
-        """Show the whole lines that were added to logs/train.log."""
-        if self.printed is None:
-            return
-        with self.folder.log.open("rb") as file:
-            file.seek(self.printed)
-            lines, end, _ = file.read().rpartition(b"\n")
-        if end:
-            self.printed += len(lines) + 1
-            self.say(lines.decode(errors="replace"))
 
     def _show_steps(self, last: int, now: float) -> None:
         size = self.folder.metrics.stat().st_size if self.folder.metrics.exists() else 0

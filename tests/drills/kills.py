@@ -47,7 +47,7 @@ SMALL = [
     *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-    *("trainer.total_training_steps=1000", "trainer.test_freq=-1", "recipe.min_free_gib=0.001"),
+    *("trainer.total_training_steps=1000", "trainer.test_freq=-1"),
     *(f"trainer.save_freq={SAVE_FREQ}", "trainer.max_actor_ckpt_to_keep=3"),
     f"recipe.rollout.hang_seconds={HANG}",
 ]

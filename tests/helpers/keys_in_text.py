@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from recipe.config.compose import CONFIG, base, is_open, known_keys
+from recipe.config.base import CONFIG, base, known_keys
+from recipe.config.compose import is_open
 
 ROOT = Path(__file__).resolve().parents[2]
 QUOTED = re.compile(r"`([^`\n]+)`")

@@ -44,7 +44,7 @@ ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 TOGETHER = [
     *("recipe.augment.mode=per_rollout", "recipe.augment.templates=null"),
     *("recipe.reward.format_weight=1.0", "recipe.overlong_filter=true"),
-    *("recipe.weights.name=gaussian_covariance", "recipe.weights.gaussian_covariance.sigma=batch"),
+    *("recipe.weights.name=gaussian_covariance", "recipe.weights.arguments.sigma=batch"),
     *("recipe.curriculum.enable=true", "actor_rollout_ref.actor.loss_agg_mode=token-mean"),
     *("algorithm.filter_groups.enable=true", "recipe.dynamic_sampling.max_gen_batches=3"),
     *("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true"),

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from abbreviations import SHORT
 from tiny_lora import RANK, tuned
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -14,7 +15,7 @@ from recipe.config.shapes import shape_of
 from recipe.errors import ConfigError
 from recipe.preflight.estimate import GPUS, Estimate, Speed, saved_bytes
 from recipe.preflight.lora import LAYERS
-from recipe.preflight.rules import SHORT, Setup
+from recipe.preflight.rules import Setup
 
 PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")

@@ -2,22 +2,24 @@
 
 import dataclasses
 import socket
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas
 import pytest
 import yaml
+from abbreviations import SHORT
 from omegaconf import OmegaConf, open_dict
 from tokenizers import AddedToken
 
 from prompt_aug.base.files import lock, read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, write_parquet
-from recipe.config.compose import compose_config, known_keys
+from recipe.config.base import known_keys
+from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.preflight import data
+from recipe.preflight import data, resume
+from recipe.preflight import questions as prepared
 from recipe.preflight.functions import own_functions
 from recipe.preflight.machine import (
     cpu_heads,
@@ -30,14 +32,13 @@ from recipe.preflight.machine import (
     room,
 )
 from recipe.preflight.resume import (
-    ALGORITHM_KEYS,
     own_folder,
     repair_checkpoints,
     same_functions,
     same_prompts,
     same_run,
 )
-from recipe.preflight.rules import SHORT, Setup, messages
+from recipe.preflight.rules import Setup, messages
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
@@ -96,7 +97,7 @@ def prepare(
 ) -> dict[str, Any]:
     config.data.train_files, config.data.val_files = train, validation or train
     config.recipe.augment.update(augment)
-    return data.prepare_data(config, Prompts.from_section(augment), tokenizer or Characters())
+    return prepared.prepare_data(config, Prompts.from_section(augment), tokenizer or Characters())
 
 
 @pytest.mark.config
@@ -197,7 +198,7 @@ def test_repeated_validation_rows_are_samples_of_one_question(config: Any, tmp_p
     rows = [one, other, one, one]
     report = prepare(config, [train], [written(tmp_path / "v.parquet", rows)])["test"]
     assert (report["questions"], report["rows_of_source"]) == (2, {"t": 2})
-    assert report["digest"] == data.questions_digest(rows)  # so that a run of before can resume
+    assert report["digest"] == prepared.questions_digest(rows)  # so that a run of before can resume
     table = pandas.read_parquet(config.data.val_files[0])
     assert list(table["__rollout_n__"]) == [3 * n, n]
 
@@ -441,16 +442,17 @@ def test_what_a_resumed_run_may_change(
 ) -> None:
     asked = changed(config, before).config
     begins = asked.copy()
-    data.limit_steps(begins, 24)
+    begins.trainer.total_training_steps = prepared.last_step(begins, 24)
     folder = begun(begins, Path(config.recipe.run_dir))
     write_json(folder.data_manifest, {"train": {"steps_per_epoch": 24}})
     found = "".join(same_run(changed(asked, now)))
     assert bool(found) == bool(named) and (named or "").format(**SHORT) in found
 
 
-def test_every_pattern_names_a_key() -> None:
-    for name in ALGORITHM_KEYS:
-        assert any(fnmatchcase(key, name.removeprefix("!")) for key in known_keys()), name
+def test_the_fixed_and_free_names_are_of_keys() -> None:
+    assert set(resume.FIXED) | set(resume.SAVED) <= known_keys()
+    parts = {part for key in known_keys() for part in key.split(".")}
+    assert parts >= resume.FREE | resume.MICRO_BATCHES
 
 
 @pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])
@@ -520,14 +522,15 @@ def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path
 
 
 def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(folder: Path, gib: float) -> str:
-        changes = f"recipe.run_dir={folder} recipe.min_free_gib={gib}"
-        return "".join(room(changed(config, changes)))
+    def told(folder: Path) -> str:
+        return "".join(room(changed(config, f"recipe.run_dir={folder}")))
 
-    assert told(tmp_path, 0.0) == ""
-    assert "recipe.min_free_gib" in told(tmp_path, 1e9)
+    assert told(tmp_path) == ""
+    with monkeypatch.context() as patched:
+        patched.setattr("recipe.preflight.machine.LEAST_FREE", 1e9)
+        assert f"recipe.run_dir={tmp_path}: " in told(tmp_path)
     (tmp_path / "file").write_text("")
-    assert f"recipe.run_dir={tmp_path}/file/run" in told(tmp_path / "file" / "run", 0.0)
+    assert f"recipe.run_dir={tmp_path}/file/run" in told(tmp_path / "file" / "run")
     assert list(port(Setup(config))) == []
 
     def refuse(*_: Any) -> None:

@@ -51,10 +51,8 @@ def test_the_method_the_reward_and_the_learning_rate(toy_config: Any) -> None:
     assert "clip 0.2, 0.28, no KL loss" in method(config)
     assert learning_rate(config.actor_rollout_ref.actor.optim) == "0.00015, constant, no warmup"
     section = config.recipe.reward
-    section.format_gated = section.overlong.enable = True
-    assert reward(section) == (
-        "accuracy + 1.0 x format (of right answers) - up to 1.0 over the last 16 tokens"
-    )
+    section.overlong.enable = True
+    assert reward(section) == ("accuracy + 1.0 x format - up to 1.0 over the last 16 tokens")
 
 
 def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recipe.config import show
-from recipe.config.compose import base, compose_config, known_keys, readable
+from recipe.config.base import base, known_keys
+from recipe.config.compose import compose_config, readable
 from recipe.errors import ConfigError
 
 PATHS = [

@@ -10,24 +10,21 @@ import pytest
 import ray
 import torch
 import transfer_queue
-import yaml
+from abbreviations import SHORT
 from changes import changed
 from composed import composed
 from keys_in_text import wrong_keys_in_code
 from omegaconf import OmegaConf
-from verl.trainer.ppo import core_algos, rollout_corr_helper
-from verl.workers.config import FSDPActorConfig
+from verl.trainer.ppo import core_algos
 
-from prompt_aug.base.files import read_json, write_json
-from recipe.config import shapes
 from recipe.config.compose import is_open
-from recipe.config.schema import KLType
+from recipe.config.verl_types import KLType
 from recipe.errors import ConfigError
 from recipe.preflight import checks, rules
-from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, REJECTIONS
+from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.lora import LAYERS, adapted
-from recipe.preflight.rules import SHORT, Check, Rule, Setup, messages
+from recipe.preflight.rules import Check, Rule, Setup, messages
 from recipe.preflight.stack import STACK
 from recipe.trainer import task_runner
 
@@ -68,12 +65,11 @@ REFUSED = [
     ("recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=7", "{R}.n"),
     ("recipe.advantage.name=ta_grpo", "recipe.advantage.name recipe.rephrasings.count"),
     ("recipe.rephrasings.count=2", "{R}.n recipe.rephrasings.count"),
-    (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}.bypass_mode"),
-    (f"{TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C}.rollout_is"),
-    (f"{TA} {RS}token_k1", "recipe.rephrasings.ratio {C}.rollout_rs"),
-    ("recipe.advantage.group=rephrasing", "recipe.advantage.group recipe.rephrasings.count"),
+    (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}"),
+    (f"{TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C}"),
+    (f"{TA} {RS}token_k1", "recipe.rephrasings.ratio {C}"),
     (
-        "recipe.weights.name=gaussian_covariance recipe.weights.gaussian_covariance.sigma=x",
+        "recipe.weights.name=gaussian_covariance recipe.weights.arguments={{sigma:x}}",
         "recipe.weights.gaussian_covariance",
     ),
     (f"{WEIGHTS} recipe.weights.clip_cov.lower=9", "recipe.weights.clip_cov"),
@@ -90,14 +86,8 @@ REFUSED = [
     (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
     ("{A}.loss_agg_mode=seq-mean-token-sum-norm", "{A}.loss_scale_factor"),
     ("{C}.bypass_mode=true {C}.rollout_is=token", "{C}.bypass_mode rollout_is"),
-    ("{C}.bypass_mode=true {C}.loss_type=reinforce", "{C}.bypass_mode loss_type"),
     ("{C}.rollout_is=token {R}.calculate_log_probs=false", "{R}.calculate_log_probs"),
-    ("{C}.rollout_rs=token_k1", "{C}.rollout_rs_threshold"),
-    (f"{RS}'token_k1,seq_k1'", "{C}.rollout_rs seq_k1"),
-    (f"{RS}geometric", "{C}.rollout_rs=geometric seq_mean_k1 Older"),
     ("{LOSS}=mine {A}.policy_loss._target_=nowhere.Mine", "{A}.policy_loss._target_=nowhere.Mine"),
-    ("{LOSS}=dro", "{A}.policy_loss.dro_beta"),
-    ("{LOSS}=dro {A}.policy_loss.dro_beta=nan", "{A}.policy_loss.dro_beta"),
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
     (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
     (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
@@ -109,24 +99,15 @@ REFUSED = [
     (f"{NONE} recipe.history.enable=true", "recipe.advantage.name recipe.history.enable"),
     (f"{NONE} {FILTER}", "recipe.advantage.name algorithm.filter_groups.enable"),
     (f"{NONE} algorithm.use_kl_in_reward=true", "recipe.advantage.name algorithm.use_kl_in_reward"),
-    ("{LOSS}=dppo_tv {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
-    ("{LOSS}=dppo_kl {A}.clip_ratio=0.3", "{A}.clip_ratio=0.3"),
-    ("recipe.one_question=0 recipe.curriculum.enable=true", "recipe.one_question"),
     (GAE, "recipe.advantage.name=verl:gae critic.enable"),
     ("recipe.curriculum.value_model=true", "recipe.curriculum.value_model critic.enable"),
     (f"{PCL} {FILTER}", "recipe.curriculum.value_model algorithm.filter_groups.enable"),
-    (f"{PCL} {GAE}", "recipe.advantage.name=verl:gae recipe.curriculum.value_model"),
     (f"{GAE} critic.enable=true algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
     (
         "recipe.advantage.name=verl:reinforce_plus_plus algorithm.use_kl_in_reward=true",
         "verl:reinforce_plus_plus algorithm.use_kl_in_reward",
     ),
-    (f"{PCL} trainer.critic_warmup=5", "trainer.critic_warmup=5"),
     (f"recipe.advantage.name=verl:gdpo {OVERLONG}.enable=true", f"verl:gdpo {OVERLONG}.enable"),
-    (
-        f"{FILTER} algorithm.filter_groups.metric=reward recipe.curriculum.enable=true",
-        "algorithm.filter_groups.metric recipe.curriculum.enable",
-    ),
     (f"{FILTER} recipe.history.enable=true", "recipe.history.enable algorithm.filter_groups"),
     ("recipe.keep_best=val/t/accuracy trainer.test_freq=-1", "recipe.keep_best trainer.test_freq"),
     (f"{ROLLBACK} trainer.save_freq=0 trainer.test_freq=1", "trainer.save_freq=0"),
@@ -143,7 +124,6 @@ ALLOWED_ALGORITHM = [
     PCL,
     *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
     MAXRL,
-    "recipe.advantage.name=maxrl recipe.reward.format_gated=true",
     NONE,
     f"{NONE} {{R}}.n=1",
     "recipe.advantage.name=none {A}.use_kl_loss=true",
@@ -190,12 +170,6 @@ FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
 FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
-FSDP1 = [
-    (role, key)
-    for role in ("{A}.fsdp_config", "{REF}.fsdp_config", "critic.fsdp")
-    for key in ("use_orig_params=true", "wrap_policy.min_num_params=9")
-]
-
 REFUSED += [  # found by a call on a trial batch
     (f"recipe.{section}.name={name} recipe.{section}.arguments.{value}", f"{name} {value}")
     for section, name, value in (
@@ -239,16 +213,14 @@ REFUSED += [  # verl and its engines
     ("algorithm.gamma=0.9", "algorithm.gamma=0.9 recipe.advantage.arguments.gamma"),
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
     ("trainer.max_critic_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep"),
-    (f"{FILTER} data.gen_batch_size=16", "data.gen_batch_size=16 algorithm.filter_groups.enable"),
     ("{R}.val_kwargs.n=8", "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=0"),
     ("{A}.optim.warmup_style=cosine", "{A}.optim.lr_scheduler_type"),
     ("critic.optim.warmup_style=cosine", "critic.optim.lr_scheduler_type"),
     ("data.prompt_key=question", "data.prompt_key=question prompt_aug.prepare"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
-    ("reward_model.enable_resource_pool=true", "reward_model.enable_resource_pool recipe.reward"),
+    ("reward_model.enable_resource_pool=true", "enable_resource_pool reward.reward_model"),
     ("algorithm.adv_estimator=rloo", "recipe.advantage.name=rloo."),
     ("algorithm.adv_estimator=opo", "recipe.advantage.name=verl:opo."),
-    ("{R}.expert_parallel_size=8", "{R}.expert_parallel_size=8 {R}.data_parallel_size=1"),
     ("{R}.data_parallel_size=2", "{R}.data_parallel_size=2 GPUs"),
     # vLLM's ranks draw with one seed; the toy has request seeds.
     (
@@ -257,7 +229,6 @@ REFUSED += [  # verl and its engines
     ),
     (f"{RANKS} {{R}}.val_kwargs.n=8", "{R}.data_parallel_size=2 {R}.val_kwargs.n=8"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
-    ("{R}.log_prob_use_dynamic_bsz=true", "{R}.log_prob_use_dynamic_bsz=true equal"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
     ("{A}.fsdp_config.ulysses_sequence_parallel_size=2", "{A}.fsdp_config.ulysses flash"),
     ("critic.ulysses_sequence_parallel_size=2", "critic.fsdp.ulysses_sequence_parallel_size"),
@@ -268,31 +239,16 @@ REFUSED += [  # verl and its engines
     (FLASH2, "attn_implementation flash_attn"),
     ("{MODEL}.override_config.attn_implementation=null", "attn_implementation flash_attn"),
     (FLASH3, "attn_implementation flash_attn_interface"),
-    ("{MODEL}.override_config.attn_implementation=flex_attention", "trainer.device gradient"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     ("{A}.ppo_micro_batch_size=64", "{A}.ppo_micro_batch_size_per_gpu"),
     (f"{PCL} critic.ppo_micro_batch_size=8", "critic.ppo_infer_max_token_len_per_gpu"),
     ("{A}.fsdp_config.dtype=float16", "{A}.fsdp_config.mixed_precision"),
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
     (f"{PCL} critic.use_dynamic_bsz=false", "critic.use_dynamic_bsz=false"),
-    (f"{PCL} critic.loss_scale_factor=80", "critic.loss_scale_factor=80"),
     ("{R}.disaggregation.enabled=true", "{R}.disaggregation.enabled=true restarts"),
     ("{MODEL}.mtp.enable=true", "{MODEL}.mtp.enable=true FSDP"),
-    *((f"{role}.{key}", f"{role}.{key} strategy=fsdp") for role, key in FSDP1),
     ("{A}.fsdp_config.forward_only=true", "{A}.fsdp_config.forward_only trained"),
     ("{REF}.fsdp_config.forward_only=false", "{REF}.fsdp_config.forward_only optimizer"),
-    (
-        "{A}.optim.lr_warmup_steps=3 {A}.optim.lr_warmup_steps_ratio=0.1",
-        "{A}.optim.lr_warmup_steps",
-    ),
-    (f"{FILTER} algorithm.filter_groups.max_inflight_gen_batches=2", "max_inflight request_seeds"),
-    ("{R}.scheduling_policy=priority", "{R}.scheduling_policy=priority"),
-    ("{R}.prometheus.enable=true", "{R}.disable_log_stats=false"),
-    ("trainer.log_val_generations=5", "trainer.log_val_generations=5 wandb"),
-    ("data.custom_cls.name=Mine", "data.custom_cls.name=Mine data.custom_cls.path"),
-    ("skip.rollout_tq.enable=true", "skip.rollout_tq.steps"),
-    ("global_profiler.steps=[2]", "global_profiler.tool=torch"),
-    ("global_profiler.steps=[2] global_profiler.tool=torch", "{A}.profiler.enable=true"),
 ]
 ALLOWED_ENGINE = [
     "",
@@ -304,7 +260,6 @@ ALLOWED_ENGINE = [
     f"{DYNAMIC} {ACTOR_TOKENS}=240 {{R}}.{TOKENS}=240",
     *("data.gen_batch_size=" + size for size in ("1", "4", "16")),
     f"{FILTER} data.gen_batch_size=1",
-    "{A}.optim.optimizer=SGD",
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
     "skip.rollout_tq.enable=true skip.rollout_tq.steps=[1]",
     "global_profiler.steps=[2] global_profiler.tool=torch {A}.profiler.enable=true",
@@ -315,23 +270,15 @@ ALLOWED_ENGINE = [
     f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
-ADAM8 = "{A}.optim.optimizer=AdamW8bit {A}.optim.optimizer_impl="
 KERNELS = "{MODEL}.use_fused_kernels=true {A}.use_fused_kernels=true "
 KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
 ALLOWED_ENGINE += [KERNELS + "torch"]
 REFUSED += [  # optimizers, kernels, quantization
-    ("{A}.optim.optimizer=Muon", "2D parameters"),
-    ("{A}.optim.optimizer=LBFGS", "weight_decay"),
-    ("{A}.optim.optimizer=AdamW8bit", "no such optimizer"),
-    ("{A}.optim.override_optimizer_config={{momentun:0.9}}", "momentun"),
-    (f"{GAE} critic.enable=true critic.optim.optimizer=Muon", "critic.optim.optimizer=Muon"),
-    (KERNELS + "cuda", "torch, triton, liger"),
     (KERNELS + "triton", "need a GPU"),
     (KERNELS + "liger", "need a GPU"),
     ("{MODEL}.use_liger=true", "need a GPU"),
     ("{A}.strategy=fsdp", "trainer.device=cpu {A}.strategy=fsdp2"),
-    ("{R}.quantization=fp8", "trainer.device=cpu float32"),
-    ("{R}.quantization=int4", "fp8"),
+    ("{R}.quantization=fp8", "trainer.device=cpu GPU"),
     ("{R}.engine_kwargs.sglang={{x:1}}", "for SGLang"),
     ("{C}.loss_type=reinforce", "V1 trainer"),
     (f"{ULYSSES}=2 {{MODEL}}.use_remove_padding=false", "use_remove_padding=true"),
@@ -511,8 +458,6 @@ ON_GPUS = [
     ("{MODEL}.use_liger=true", "liger_kernel"),
     ("{R}.quantization=fp8", None),
     ("{R}.quantization=torchao", "torchao"),
-    (ADAM8 + "bitsandbytes.optim", "bitsandbytes"),
-    (ADAM8 + "torchao.optim", "torchao"),
 ]
 
 
@@ -555,40 +500,23 @@ def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Pa
         assert told(toy, paths, ENGINE) == []
 
 
-def test_triton_kernels_take_the_hidden_size_in_steps_of_128(toy: Any, tmp_path: Path) -> None:
-    known = read_json(Path(shapes.__file__).with_name("shapes.json"))
-    shape = known["Qwen/Qwen2.5-Math-1.5B"]  # 1536
-    for hidden, found in ((1536, 0), (576, 1)):
-        write_json(tmp_path / "config.json", shape | {"hidden_size": hidden})
-        with_model = f"recipe.model_path={tmp_path} {KERNELS}"
-        assert len(told(toy, f"{with_model}triton trainer.device=cuda", ENGINE)) == found
-        assert told(toy, f"{with_model}torch", ENGINE) == []
-
-
 # ------------------------------------------------------------------------- the lists
 
 
 def test_the_list_has_a_line_for_each_check_and_names_keys_that_exist() -> None:
     themes = checks.SETTINGS | checks.PLACE
     page = rules.page(themes)
-    assert page.count("\n| ") == sum(map(len, themes.values())) + len(themes)  # and their heads
+    assert page.count("\n") + 1 == sum(map(len, themes.values())) + len(themes)  # and their heads
     assert wrong_keys_in_code(f"{page!r}", {}) == []
 
 
 def test_every_rule_has_keys_that_exist_and_a_remedy(toy: Any) -> None:
     every = [c for theme in (checks.SETTINGS | checks.PLACE).values() for c in theme]
     written = [check for check in every if isinstance(check, Rule)]
-    assert len(written) > 100
     for rule in written:
-        assert rule.message.rstrip().endswith("."), rule
+        assert rule.message.endswith("."), rule
         for key in rule.keys.split():
-            key = key.format(**SHORT)
             assert is_open(key) or OmegaConf.select(toy, key, default=key) != key, key
-    sections = yaml.safe_load(Path(rules.__file__).with_name("refused.yaml").read_text())
-    for row in (row for section in sections.values() for row in section):
-        conditions = rules.CONDITION.findall(row)
-        assert " ".join(map("".join, conditions)) == row
-        assert [type(rules.holds(Setup(toy), condition)) for condition in conditions]  # can be read
 
 
 def test_a_broken_rule_would_be_seen(toy: Any) -> None:
@@ -596,40 +524,18 @@ def test_a_broken_rule_would_be_seen(toy: Any) -> None:
     with pytest.raises(AttributeError):
         messages([Rule("recipe.seed", lambda s: s.nothing, "")], Setup(toy))
     with pytest.raises(ConfigError, match=r"recipe\.seed=0 with recipe\.name=toy: bad 7"):
-        rules.refuse([Rule("recipe.seed recipe.name", lambda s: 7, "bad {found}.")], Setup(toy))
+        rules.refuse([Rule("recipe.seed recipe.name", lambda s: 7, "bad 7.")], Setup(toy))
 
 
 # ------------------------------------------------------------------------- compared with verl
 
 
-def test_the_names_are_those_that_verl_knows() -> None:
-    assert set(REJECTIONS) == rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS
+def test_the_kinds_of_kl_are_those_that_verl_knows() -> None:
     zero = torch.zeros(1, 1)
     for name in get_args(KLType):
         assert core_algos.kl_penalty(zero, zero, name).item() == 0
     with pytest.raises(NotImplementedError):
         core_algos.kl_penalty(zero, zero, "full")
-
-
-@pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
-def test_dppo_reads_its_threshold_only_where_there_are_no_two_bounds(mode: str) -> None:
-    """verl's own losses, of a token whose probability went from 0.5 to 0.65 at an advantage of 1.
-
-    Total variation 0.15, divergence of the two outcomes 0.046: above 0.01, below 0.2.
-    """
-    old, new = torch.tensor([[0.5]]).log(), torch.tensor([[0.65]]).log()
-    ones = torch.ones(1, 1)
-
-    def clipped(low: float | None, high: float | None) -> float:
-        actor = FSDPActorConfig(
-            strategy="fsdp", rollout_n=2, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.01,
-            clip_ratio_low=low, clip_ratio_high=high,
-        )  # fmt: skip
-        loss = core_algos.get_policy_loss_fn(mode)
-        _, metrics = loss(old, new, ones, ones, "token-mean", actor)
-        return float(metrics["actor/pg_clipfrac"])
-
-    assert (clipped(0.2, 0.2), clipped(None, None)) == (0.0, 1.0)
 
 
 def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The reward: values by hand, the manager over real verl records, the paper's ungated sum."""
+"""The reward: values by hand, the manager over real verl records, the paper's sum."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from recipe.algorithms.grpo import grpo
 from recipe.rollout.reward import RecipeRewardManager, combine, overlong_penalty
 
-SETTINGS = OmegaConf.create({"format_weight": 1.0, "format_gated": False})
+SETTINGS = OmegaConf.create({"format_weight": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,10 @@ def test_overlong_by_hand(length: int, penalty: float) -> None:
 
 
 def test_combine_by_hand() -> None:
-    assert combine(1.0, 0.75, 0.0, SETTINGS, right=True) == 1.75
-    assert (
-        combine(0.0, 0.75, 0.5, SETTINGS, right=False) == 0.25
-    )  # the paper pays format for wrong answers
-    gated = OmegaConf.create({"format_weight": 0.5, "format_gated": True})
-    assert combine(0.4, 0.75, 0.0, gated, right=False) == 0.4
-    assert combine(1.0, 0.5, 0.0, gated, right=True) == 1.25
+    assert combine(1.0, 0.75, 0.0, SETTINGS) == 1.75
+    # The paper pays format for wrong answers.
+    assert combine(0.0, 0.75, 0.5, SETTINGS) == 0.25
+    assert combine(1.0, 0.5, 0.0, OmegaConf.create({"format_weight": 0.5})) == 1.25
 
 
 class Words:
@@ -82,7 +79,6 @@ def score(
     options: Any = None,
     unworked: str = "pay",
     source: str = "math",
-    gated: bool = False,
     prompt: int = 0,
     **fields: Any,
 ):
@@ -94,7 +90,6 @@ def score(
                 "augment": {"bank": None, "format": "strict"},
                 "reward": {
                     "format_weight": 1.0,
-                    "format_gated": gated,
                     "extraction": "default",
                     "unworked": unworked,
                     "verifiers": {"own": "own_verifiers.long"},
@@ -129,7 +124,6 @@ def test_the_manager_grades_and_adds_the_drawn_templates_format() -> None:
     wrong = score(good, 2, "deepseek-r1", ["5"])
     assert wrong["reward_score"] == 1.0
     assert wrong["reward_extra_info"]["status"] == "wrong"
-    assert score(good, 2, "deepseek-r1", ["5"], gated=True)["reward_score"] == 0.0
 
 
 def test_the_reward_reads_tags_that_are_special_tokens_and_nothing_after_the_turn() -> None:
@@ -196,7 +190,7 @@ def test_the_overlong_ramp_of_dapo_by_hand() -> None:
 
     def advantages(factor: float, wrong: float = 0.0) -> list[float]:
         rewards = [
-            combine(accuracy or wrong, 0.0, penalty, SETTINGS, right=accuracy == 1.0)
+            combine(accuracy or wrong, 0.0, penalty, SETTINGS)
             for accuracy, length in cases
             for penalty in [overlong_penalty(length, 3072, 512, factor)]
         ]

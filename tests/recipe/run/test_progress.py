@@ -36,7 +36,6 @@ def config(run: Path, **recipe: Any) -> Any:
         {
             "recipe": {
                 "run_dir": str(run),
-                "worker_logs": False,
                 "augment": {"templates": ["abel", "open-r1"], "validation_template": "abel"},
                 **recipe,
             },
@@ -157,19 +156,6 @@ def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Pat
 def test_a_missing_number_is_shown_as_nan() -> None:
     told = progress.step_line([{"step": 1}], 3)  # bypass mode computes no entropy
     assert "entropy nan" in told and "tokens/s nan" in told
-
-
-def test_the_log_is_shown_with_worker_logs(tmp_path: Path) -> None:
-    run, out = RunFolder(tmp_path), io.StringIO()
-    run.logs.mkdir()
-    run.log.write_text("of an earlier start\n")
-    follower = progress.Follower(config(tmp_path, worker_logs=True), out)
-    with run.log.open("a") as file:
-        for text in ("one\ntw", "o\n", ""):
-            file.write(text)
-            file.flush()
-            follower.look()
-    assert out.getvalue() == "one\ntwo\n"
 
 
 def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:

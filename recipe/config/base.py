@@ -1,0 +1,66 @@
+"""Compositions without an example: every key that exists, with its default."""
+
+import functools
+import importlib.util
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from recipe.config.settings import defaults
+from recipe.errors import ConfigError
+
+CONFIG = Path(__file__).resolve().parent
+ROOT = "recipe"  # this project's composition; verl's own is ppo_trainer
+ConfigStore.instance().store("settings", {"recipe": defaults()})
+
+
+def verl_config() -> Path:
+    """Return the folder of verl's own configuration, found without importing verl."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("verl is not installed: see `python -m recipe.doctor`")
+    return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+
+
+def search_path(*folders: Path) -> str:
+    """Return the override that adds `folders` and verl's configuration to hydra's search path.
+
+    As a file path: ``pkg://verl`` would import verl before its platform is chosen.
+    """
+    return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl_config()))}]"
+
+
+@functools.cache
+def base(root: str = ROOT) -> dict[str, Any]:
+    """Return a composition without groups: all keys that exist, with their defaults."""
+    ours = root == ROOT
+    with initialize_config_dir(str(CONFIG if ours else verl_config()), version_base=None):
+        config = compose(root, overrides=[search_path(), "~machine"] if ours else [])
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    return content
+
+
+@functools.cache
+def known_keys(root: str = ROOT) -> frozenset[str]:
+    """Return the full name of every key and section of `base`."""
+    parts = (key.split(".") for key, _ in flat(base(root)))
+    return frozenset(name for names in parts for name in accumulate(names, "{}.{}".format))
+
+
+def is_in(key: str, sections: Iterable[str]) -> bool:
+    """Return True if `key` is one of the sections or below it."""
+    return any(f"{key}.".startswith(f"{section}.") for section in sections)
+
+
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of a nested mapping; an empty section is a value."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from flat(value, f"{prefix}{key}.")
+    else:
+        yield prefix.rstrip("."), node

@@ -1,0 +1,126 @@
+"""Ranges of verl's keys: those that files here set, and those that verl does not check.
+
+`TYPES` maps the end of a key, without its first sections, to a type that pydantic validates; the
+longest end applies. Other keys need the type of their default only (`recipe.config.verl`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from prompt_aug.typed import (
+    Above0,
+    Count,
+    Names,
+    OrAll,
+    OrNever,
+    Part,
+    Positive,
+    Seed,
+    Share,
+    Text,
+    Texts,
+    Weight,
+    as_list,
+)
+
+# verl's own list (verl.utils.tracking, which imports torch); a test compares them.
+Logger = Literal[
+    "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard",
+    "console", "clearml", "trackio", "file", "rl_insight",
+]  # fmt: skip
+Aggregation = Literal[
+    "token-mean", "token-sum", "seq-mean-token-sum",
+    "seq-mean-token-sum-norm", "seq-mean-token-mean",
+]  # fmt: skip
+# verl.trainer.ppo.core_algos.kl_penalty; "+" gives the unbiased gradient.
+KLType = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3",
+    "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
+]  # fmt: skip
+Precision = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+POSITIVE = (
+    *("data.train_batch_size", "max_prompt_length", "max_response_length", "n", "max_num_seqs"),
+    *("ulysses_sequence_parallel_size", "tensor_model_parallel_size", "data_parallel_size"),
+    *("expert_parallel_size", "pipeline_model_parallel_size", "log_prob_max_token_len_per_gpu"),
+    *("actor.ppo_max_token_len_per_gpu", "ppo_mini_batch_size", "ppo_epochs", "model.lora_alpha"),
+    *("agent.num_workers", "reward.num_workers", "update_weights_bucket_megabytes"),
+    *("trainer.nnodes", "trainer.n_gpus_per_node", "total_training_steps", "total_epochs"),
+    "num_data_storage_units",
+)
+POSITIVE_OR_NULL = (
+    *("gen_batch_size", "val_batch_size", "actor.ppo_micro_batch_size_per_gpu", "max_model_len"),
+    *("log_prob_micro_batch_size_per_gpu", "max_actor_ckpt_to_keep", "ray_init.num_cpus"),
+)
+TYPES: dict[str, Any] = {
+    "model_engine": Literal["dp"],
+    **dict.fromkeys(POSITIVE, Positive),
+    **dict.fromkeys(POSITIVE_OR_NULL, Positive | None),
+    "optim.total_training_steps": Any,  # -1: verl sets it
+    "data.train_max_samples": OrAll,
+    "data.val_max_samples": OrAll,
+    "data.train_files": Texts | None,
+    "data.val_files": Texts | None,
+    "data.seed": Seed | None,
+    "data.dataloader_num_workers": Count,
+    "algorithm.kl_penalty": KLType,
+    "algorithm.kl_ctrl.kl_coef": Weight,
+    "algorithm.kl_ctrl.type": Literal["fixed", "adaptive"],
+    "filter_groups.metric": Literal["acc", "reward", "format", "overlong"],
+    "rollout_is_threshold": Any,  # a number, or LOWER_UPPER
+    "rollout_correction.rollout_is": Literal["token", "sequence"] | None,
+    "strategy": Literal["fsdp", "fsdp2"],
+    "fsdp_config.seed": Seed,
+    "fsdp_config.model_dtype": Precision,
+    "critic.fsdp.model_dtype": Precision,
+    "actor.data_loader_seed": Seed,
+    "actor.entropy_coeff": float,
+    "actor.kl_loss_coef": Weight,
+    "actor.kl_loss_type": KLType,
+    "actor.clip_ratio": Above0,
+    "actor.clip_ratio_low": Weight | None,
+    "actor.clip_ratio_high": Weight | None,
+    "actor.clip_ratio_c": Annotated[float, Field(gt=1)],
+    "actor.tau_pos": Above0,
+    "actor.tau_neg": Above0,
+    "actor.loss_scale_factor": Above0 | None,
+    "loss_agg_mode": Aggregation,
+    "policy_loss.loss_mode": Text,
+    "policy_loss.clip_cov_ratio": Part,
+    "policy_loss.kl_cov_ratio": Part,
+    "policy_loss.ppo_kl_coef": Weight,
+    "optim.lr": Annotated[float, Field(gt=0, le=1)],
+    "optim.lr_warmup_steps": OrNever,
+    "optim.lr_warmup_steps_ratio": Share,
+    "optim.min_lr_ratio": Share | None,
+    "optim.lr_scheduler_type": Literal["constant", "cosine"],
+    "optim.weight_decay": Weight,
+    "optim.betas": Annotated[list[Beta], Field(min_length=2, max_length=2)],
+    "optim.clip_grad": Above0,
+    "optim.override_optimizer_config": dict[str, Any] | None,
+    "checkpoint.save_contents": Names,
+    "checkpoint.load_contents": Names,
+    "model.path": Text | None,
+    "model.external_lib": Texts | None,
+    "model.lora_rank": Count,
+    "fused_kernel_options.impl_backend": Literal["torch", "triton", "liger"] | None,
+    "rollout.seed": Seed,
+    "rollout.temperature": Above0,
+    "val_kwargs.temperature": Weight,
+    "rollout.top_p": Part,
+    "val_kwargs.top_p": Part,
+    "rollout.top_k": OrAll,
+    "val_kwargs.top_k": OrAll,
+    "rollout.gpu_memory_utilization": Part,
+    "actor_rollout_ref.rollout.name": Literal["vllm"],
+    "rollout.dtype": Precision,
+    "rollout.quantization": Literal["fp8", "torchao"] | None,
+    "trainer.device": Literal["cpu", "cuda"],
+    "trainer.save_freq": OrNever,
+    "trainer.test_freq": OrNever,
+    "trainer.logger": Annotated[list[Logger], BeforeValidator(as_list)],
+    "trainer.project_name": Text,
+    "trainer.experiment_name": Text,
+    "trainer.default_local_dir": Text,
+}

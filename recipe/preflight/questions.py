@@ -1,0 +1,295 @@
+"""Prepare the questions of a run: select them from the data files, and write them for verl."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
+from prompt_aug.base.files import read_json
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import (
+    SHOWN_ERRORS,
+    Question,
+    QuestionError,
+    read_parquet,
+    write_parquet,
+)
+from prompt_aug.templates.rendering import Overlong, tag_opened_twice
+from prompt_aug.turns import control_token
+from prompt_aug.typed import shown
+from recipe.errors import ConfigError
+from recipe.preflight.data import limited, paths_of, too_few
+from recipe.preflight.rules import Setup
+from recipe.preflight.sources import check_verifiers, counts_of, samples_of, weighted
+from recipe.run.folder import RunFolder
+
+TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn
+
+
+@dataclass
+class Split:
+    """Questions of training or validation, and their record in data/manifest.json.
+
+    `whole` are those before the rows of training are repeated or chosen.
+    """
+
+    questions: list[Question]
+    whole: list[Question]
+    record: dict[str, Any]
+    samples: list[int] | None = None  # of each question, in validation
+
+
+def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[str, Any]:
+    """Write the questions into the run folder, and point verl at them; return their record.
+
+    Raises ConfigError before anything is written.
+    """
+    train = training(config, prompts, tokenizer)
+    test = validation(config, prompts, tokenizer, {q.uid for q in train.questions})
+    record = {"train": train.record, "test": test.record}
+    record["verifiers"] = check_verifiers(config, [*train.whole, *test.whole])
+    folder = RunFolder(Path(config.recipe.run_dir))
+    for name, key, split in (("train", "train_files", train), ("test", "val_files", test)):
+        rows = [dataclasses.replace(question, split=name) for question in split.questions]
+        write_parquet(rows, folder.data(name), split.samples)
+        with open_dict(config):
+            config.data[key] = [str(folder.data(name))]
+    # verl would filter again, by the tokenizer's chat template, and without one drop all.
+    config.data.filter_overlong_prompts = False
+    steps = last_step(config, train.record["steps_per_epoch"])
+    config.trainer.total_training_steps = steps
+    return record
+
+
+def training(config: DictConfig, prompts: Prompts, tokenizer: Any) -> Split:
+    """Select the training questions: those that fit under every template that may be drawn.
+
+    Draws change with the epoch.
+    """
+    setup, names = Setup(config), list(config.recipe.augment.templates or prompts.bank.names)
+    kept, too_long, dropped = fitting(config, prompts, tokenizer, "train_files", names)
+    check_tags("templates", names, prompts, kept[0], tokenizer)
+    record = {"questions": len(kept)}
+    rows, rephrasings = fit_rephrasings(kept, too_long, config)
+    rows = only_question(weighted(rows, config.recipe.source_weights), config)
+    if found := list(too_few(len(rows), setup)):
+        raise ConfigError("\n".join(found))
+    record["steps_per_epoch"] = limited(len(rows), setup) // setup.batch
+    return Split(rows, kept, record | rephrasings | recorded(config, "train", rows, rows, dropped))
+
+
+def validation(config: DictConfig, prompts: Prompts, tokenizer: Any, trained: set[str]) -> Split:
+    """Select the validation questions: those that fit under their own template."""
+    setup, names = Setup(config), [config.recipe.augment.validation_template]
+    rows, _, dropped = fitting(config, prompts, tokenizer, "val_files", names)
+    check_tags("validation_template", names, prompts, rows[0], tokenizer)
+    kept, samples = samples_of(rows, setup.rollout.val_kwargs.n)
+    best, written = config.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
+    if best and best not in written:
+        raise ConfigError(
+            f"recipe.keep_best={best}: no validation on data.val_files writes it. Set "
+            f"{' or '.join(sorted(written))}."
+        )
+    check_held_out(kept, trained, setup)
+    record = recorded(config, "test", rows if samples else kept, kept, dropped)
+    return Split(kept, kept, {"questions": len(kept), **record}, samples)
+
+
+def recorded(
+    config: DictConfig,
+    split: str,
+    rows: list[Question],
+    kept: list[Question],
+    dropped: list[Overlong],
+) -> dict[str, Any]:
+    """Return the record of a split; ConfigError if the run's earlier steps had other `rows`.
+
+    config.yaml has only the name of the file. With other content the order of questions, the draws
+    of templates and the questions' histories would belong to another set.
+    """
+    folder = RunFolder(Path(config.recipe.run_dir))
+    # Own verifiers may read any column.
+    digest = questions_digest(rows, bool(config.recipe.reward.verifiers))
+    if folder.metrics.exists() and folder.data_manifest.is_file():
+        key = "train_files" if split == "train" else "val_files"
+        if read_json(folder.data_manifest).get(split, {}).get("digest", digest) != digest:
+            raise ConfigError(
+                f"data.{key}: the questions are not those of the earlier steps of {folder.root} "
+                f"(data/{split}.parquet there). Restore the file, or choose another folder with "
+                "recipe.run_dir=..."
+            )
+    return {
+        "digest": digest,
+        "rows_of_source": counts_of(kept),
+        "max_prompt_length": int(config.data.max_prompt_length),
+        "dropped": [dataclasses.asdict(d) for d in dropped],
+    }
+
+
+def last_step(config: DictConfig, steps_per_epoch: int) -> int:
+    """Return ``trainer.total_training_steps``, or the steps of ``trainer.total_epochs`` if fewer.
+
+    verl would end there too, but without saving the last steps.
+    """
+    steps, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
+    return int(min(steps, epochs * steps_per_epoch))
+
+
+# ------------------------------------------------------------------------- reading
+
+
+def read_rows(path: str, key: str) -> list[Question]:
+    """Return the questions of a file; ConfigError with the key if they cannot be read."""
+    try:
+        return read_parquet(path)
+    except QuestionError as error:
+        raise ConfigError(f"data.{key}={error}") from error
+
+
+def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
+    """Return the questions of a file; ConfigError if a text of one contains a special token."""
+    questions, count = read_rows(path, key), int(config.recipe.rephrasings.count)
+    found = []
+    for row, question in enumerate(questions):
+        system = question.system if config.recipe.augment.system == "row" else None
+        texts = (question.text, system or "", *question.rephrasings[:count])
+        if token := control_token(texts, tokenizer):
+            found.append(f"row {row} (question {question.uid}): {token}")
+    if found:
+        raise ConfigError(
+            f"data.{key}={path}: a special token of the tokenizer could end its turn "
+            f"(found: {len(found)}): {', '.join(found[:SHOWN_ERRORS])}. Rewrite or drop them."
+        )
+    return questions
+
+
+def fitting(
+    config: DictConfig, prompts: Prompts, tokenizer: Any, key: str, names: list[str]
+) -> tuple[list[Question], TooLong, list[Overlong]]:
+    """Return the questions of ``data.KEY`` that fit the prompt limit under all templates.
+
+    Also the function that measures questions, and those that are too long.
+    """
+    limit = int(config.data.max_prompt_length)
+    too_long = functools.partial(prompts.overlong, names=names, tokenizer=tokenizer, limit=limit)
+    paths = paths_of(config.data[key])
+    questions = [q for path in paths for q in read_questions(path, key, tokenizer, config)]
+    own = sum(question.system is not None for question in questions)
+    if own and len(names) > 1 and config.recipe.augment.system == "row":
+        raise ConfigError(
+            f"data.{key}: {own} questions have a system prompt, which would replace those of "
+            f"{len(names)} templates. Set recipe.augment.mode=fixed with one template, or "
+            "recipe.augment.system=template to ignore the rows' own."
+        )
+    dropped = too_long(questions)
+    gone = {d.uid for d in dropped}
+    kept = [q for q in questions if q.uid not in gone]
+    if not kept:
+        raise ConfigError(
+            f"data.max_prompt_length={limit}: all {len(questions)} questions of data.{key} are "
+            "longer under the templates drawn. Raise it."
+        )
+    if dropped:
+        worst = max(dropped, key=lambda d: d.length)
+        print(
+            f"data.{key}: dropped {len(gone)} of {len(questions)} questions longer than "
+            f"{limit} tokens (question {worst.uid}: {worst.length} under {worst.template})"
+        )
+    return kept, too_long, dropped
+
+
+def check_tags(
+    key: str, names: list[str], prompts: Prompts, question: Question, tokenizer: Any
+) -> None:
+    """Reject templates that require a tag, such as ``<think>``, that the prompt opens already."""
+    tags = {
+        name: tag
+        for name in names
+        if (tag := tag_opened_twice(prompts.bank[name], question, tokenizer, prompts.form))
+    }
+    if tags:
+        raise ConfigError(
+            f"recipe.augment.{key}={shown(list(tags))}: the tokenizer's chat template opens "
+            f"{', '.join(dict.fromkeys(tags.values()))}, which these templates open or require in "
+            "the response. Leave them out, set recipe.augment.style=raw, or, if the chat template "
+            "reads it, +data.apply_chat_template_kwargs.enable_thinking=false."
+        )
+
+
+def fit_rephrasings(
+    questions: list[Question], too_long: TooLong, config: Any
+) -> tuple[list[Question], dict[str, int]]:
+    """Return the questions with the first `recipe.rephrasings.count` that fit, and their counts."""
+    count, limit = int(config.recipe.rephrasings.count), int(config.data.max_prompt_length)
+    if not count:
+        return questions, {}
+    listed = [(q, text) for q in questions for text in q.rephrasings[:count]]
+    texts = [dataclasses.replace(q, text=text, uid=str(i)) for i, (q, text) in enumerate(listed)]
+    long = {int(d.uid) for d in too_long(texts)}
+    used: dict[str, list[str]] = {q.uid: [] for q in questions}
+    for i, (question, text) in enumerate(listed):
+        if i not in long:
+            used[question.uid].append(text)
+    if not (total := sum(map(len, used.values()))):
+        raise ConfigError(
+            f"recipe.rephrasings.count={count}: no question of data.train_files has a rephrasing "
+            f"of at most data.max_prompt_length={limit} tokens. Add rephrasings to the data, or "
+            "set recipe.rephrasings.count=0."
+        )
+    kept = [dataclasses.replace(q, rephrasings=tuple(used[q.uid])) for q in questions]
+    missing = sum(len(q.rephrasings) < count for q in kept)
+    if missing:
+        print(f"{missing} of {len(kept)} questions have fewer than {count} rephrasings in use")
+    return kept, {"rephrasings": total, "rephrasings_too_long": len(long), "with_fewer": missing}
+
+
+def only_question(questions: list[Question], config: Any) -> list[Question]:
+    """Return the one question of 1-shot RLVR, repeated to a full batch; else all questions.
+
+    ``recipe.one_question`` is its uid, or its row number from 0 among those that fit.
+    """
+    wanted = config.recipe.one_question
+    if wanted is None:
+        return questions
+    for i, question in enumerate(questions):
+        if question.uid == wanted or (isinstance(wanted, int) and i == wanted):
+            return [question] * int(config.data.train_batch_size)
+    raise ConfigError(
+        f"recipe.one_question={wanted}: no such question. Give the uid or the row number of one of "
+        f"the {len(questions)} in data.train_files."
+    )
+
+
+def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> None:
+    """Warn of validation questions that are trained on; reject them if they select a checkpoint.
+
+    `recipe.keep_best` reads one data source, the guard reads all. With ``recipe.one_question``
+    validation may contain the one question.
+    """
+    if not (shared := [question for question in questions if question.uid in trained]):
+        return
+    told = f"{len(shared)} of {len(questions)} questions are also in data.train_files"
+    guarded = s.recipe.guard.action in ("stop", "rollback")
+    best = s.recipe.keep_best in {f"val/{question.source}/accuracy" for question in shared}
+    if (best or guarded) and s.recipe.one_question is None:
+        key, off = ("guard.action", "warn") if guarded else ("keep_best", "null")
+        raise ConfigError(
+            f"{s.named(f'recipe.{key}')}: needs held-out accuracy, and of data.val_files {told}. "
+            f"Remove them from one of the files, or set recipe.{key}={off}."
+        )
+    print(f"data.val_files: {told}; their accuracy is not held out")
+
+
+def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
+    """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
+    lines = [
+        json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])
+        for q, more in ((q, (q.system, q.row if rows else None)) for q in questions)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,59 @@
+"""Findings in launch scripts: keys, values, dead keys; and scripts that are fine or skipped."""
+
+from pathlib import Path
+
+import pytest
+from fresh_process import look
+
+from recipe import lint
+
+pytestmark = pytest.mark.config
+HEAD = "set -x\nsteps=3\nn=${N:-8}\npython3 -m verl.trainer.main_ppo "
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("data.train_batch_sise=8", "data.train_batch_sise=8: no key"),
+        ("+trainer.nobody_reads_this=1", "+trainer.nobody_reads_this=1: no key"),
+        (f"{R}.n_val=2", f"set {R}.val_kwargs.n"),
+        (f"+{R}.n=2", "Write it without +"),
+        (f"{A}.optim.lr=fast", f"{A}.optim.lr=fast: should be a number"),
+        (f"{R}.top_p=$steps", f"{R}.top_p=3: should be less"),
+        (f"{A}.use_dynamic_bsz=maybe", "should be true or false"),
+        ("custom_reward_function.path=x.py", "no effect: set reward.custom_reward_function"),
+        ("data.truncation=left", "data.truncation=left: no effect"),
+        (f"{A}.kl_loss_coef=0.1", f"no effect with {A}.use_kl_loss=false"),
+        ("critic.model.path=m algorithm.adv_estimator=grpo", "no effect with critic.enable=null"),
+        # Negative controls
+        ("data.train_batch_size=$UNSET trainer.total_training_steps=$((2 * steps))", None),
+        (f'{R}.n=$n trainer.logger=\'["console","wandb"]\' {R}.name=sglang', None),
+        (f"+{R}.engine_kwargs.vllm.enforce_eager=1 +{R}.enable_sleep_mode=true", None),
+        (f"{A}.use_kl_loss=False {A}.kl_loss_coef=0.1  # trainer.typo=1", None),
+        ("critic.model.path=m", None),  # verl's default is PPO
+        ("model_engine=megatron trainer.typo=1", None),
+        ("trainer.use_v1=False trainer.typo=1", None),
+    ],
+)
+def test_findings(
+    settings: str, told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(HEAD + " \\\n    ".join(["", *settings.split(" ", 1)]) + "\n")
+    assert lint.main([str(script)]) == bool(told)
+    said = capsys.readouterr().out
+    assert told is None or (told in said and f"{script}:5: " in said)
+
+
+def test_a_configuration_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("defaults: [recipe]\nrecipe:\n  name: x\n  sede: 3\n")
+    assert lint.main([str(path), "recipe.seed=x"]) == 1
+    said = capsys.readouterr().out
+    assert f"{path}:4: recipe.sede=3: no key 'recipe.sede', did you mean recipe.seed?" in said
+
+
+def test_neither_ray_nor_torch_is_imported() -> None:
+    code = "import json, sys, recipe.lint; print(json.dumps(sorted(sys.modules)))"
+    assert not {"ray", "torch", "verl"} & set(look(code))
