@@ -93,7 +93,7 @@ STORAGE = "transfer_queue.backend.storage_backend"
 # Losses that read clip_ratio; the first three also read clip_ratio_c.
 CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
 LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro")  # whose keys are known
-ALARMS = ("warn", "save", "stop", "rollback")  # actions of the guard
+ALARMS = ("warn", "save", "stop")  # actions of the guard
 
 # (sections, type, keys). Values that verl itself rejects at once are not checked again.
 _TABLE: list[tuple[str, Any, str]] = [
@@ -146,9 +146,6 @@ _TABLE: list[tuple[str, Any, str]] = [
     ("recipe.guard", Positive, "window"),
     ("recipe.guard", Annotated[float, Field(gt=1)], "factor"),
     ("recipe.guard", Part, "accuracy_drop"),
-    ("recipe.guard.rollback", Annotated[float, Field(gt=0, lt=1)], "lr_factor"),
-    ("recipe.guard.rollback", Above0 | None, "kl_loss_coef"),
-    ("recipe.guard.rollback", Positive, "times"),
     ("recipe.history", Above0, "weight"),
     ("recipe.history", Annotated[float, Field(ge=-1, le=0)], "floor"),
     ("recipe.curriculum", bool, "enable value_model"),
@@ -250,7 +247,6 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     (f"{A}.use_dynamic_bsz", (True,), "actor_rollout_ref", "*_max_token_len_per_gpu"),
     (f"{A}.use_dynamic_bsz", (False,), "actor_rollout_ref", "*_micro_batch_size_per_gpu"),
     (f"{A}.use_kl_loss", (True,), A, "kl_loss_coef kl_loss_type"),
-    ("recipe.guard.rollback.kl_loss_coef", None, A, "kl_loss_type"),
     (LOSS, ("clip_cov",), f"{A}.policy_loss", "clip_cov_*"),
     (LOSS, ("kl_cov",), f"{A}.policy_loss", "kl_cov_ratio ppo_kl_coef"),
     (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
@@ -259,7 +255,6 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     (LOSS, CLIPPED[:3], A, "clip_ratio_c"),
     (f"{A}.use_kl_loss", (True,), REF, "*"),
     ("algorithm.use_kl_in_reward", (True,), REF, "*"),
-    ("recipe.guard.rollback.kl_loss_coef", None, REF, "*"),
     (f"{A}.optim.lr_scheduler_type", ("cosine",), f"{A}.optim", "min_lr_ratio num_cycles"),
     (f"{A}.optim.lr_scheduler_type", ("cosine",), f"{A}.optim", "zero_indexed_step"),
     ("critic.optim.lr_scheduler_type", ("cosine",), "critic.optim", "min_lr_ratio num_cycles"),
@@ -296,7 +291,6 @@ _SWITCHES: list[tuple[str, tuple[Any, ...] | None, str, str]] = [
     ("recipe.weights.name", ("clip_cov",), "recipe.weights", "clip_cov.*"),
     ("recipe.weights.name", ("gaussian_covariance",), "recipe.weights", "gaussian_covariance.*"),
     ("recipe.guard.action", ALARMS, "recipe.guard", "window factor accuracy_drop"),
-    ("recipe.guard.action", ("rollback",), "recipe.guard", "rollback.*"),
 ]
 SWITCHES = [(s, on, f"{place}.{key}") for s, on, place, keys in _SWITCHES for key in keys.split()]
 

@@ -151,16 +151,4 @@ ALGORITHM: list[Check] = [
         "unknown: {found}. Known are " + ", ".join(REJECTIONS) + ". Older versions of verl call "
         "token_k1, seq_sum_k1 and seq_mean_k1 token, sequence and geometric.",
     ),
-    Rule(
-        "recipe.guard.action trainer.save_freq trainer.test_freq",
-        lambda s: (
-            s.rolls_back
-            and (
-                min(s.trainer.save_freq, s.trainer.test_freq) <= 0
-                or s.trainer.save_freq % s.trainer.test_freq
-            )
-        ),
-        "a run rolls back to the saved step of the best validation. Set trainer.save_freq to a "
-        "multiple of trainer.test_freq, both above 0.",
-    ),
 ]

@@ -61,7 +61,6 @@ class Setup:
         self.reward, self.curriculum = config.recipe.reward, config.recipe.curriculum
         self.advantage, self.weights = config.recipe.advantage.name, config.recipe.weights.name
         self.rephrasings = config.recipe.rephrasings.count
-        self.rolls_back = config.recipe.guard.action == "rollback"
         self.critic = bool(config.critic.enable)
         self.value_model = bool(self.curriculum.value_model)
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,30 @@ def test_rocm_devices_are_removed_if_cuda_devices_are_set(
     assert ("ROCR_VISIBLE_DEVICES" in os.environ) is kept
 
 
+def test_the_task_runs_outside_of_the_main_thread_and_its_error_is_raised(config: Any) -> None:
+    """There Ray sets no signal handler."""
+
+    def task() -> None:
+        raise KeyError(threading.current_thread() is threading.main_thread())
+
+    with pytest.raises(KeyError, match="False"):
+        launch.wait(launch.in_thread(task), config, lambda: False, pytest.fail)
+
+
 @pytest.mark.parametrize("already_over", [False, True])
 def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool
 ) -> None:
-    """At the end of a run, marked by `over`, its death is expected."""
+    """At the end of a run its death is expected."""
     monkeypatch.setattr(launch, "POLL", 0.05)
-    said, ended, over = list[str](), list[int](), threading.Event()
+    said, ended, done = list[str](), list[int](), Future[object]()
     monkeypatch.setattr(launch.os, "_exit", ended.append)
     shutil.copy("/bin/sleep", tmp_path / "gcs_server")
     environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
     head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
     leave = functools.partial(launch.leave, Path(config.recipe.run_dir), said.append)
-    arguments = (config, leave, over)
-    watch = threading.Thread(target=launch.watch_head, args=arguments, daemon=True)
+    arguments = (done, config, lambda: True, leave)
+    watch = threading.Thread(target=launch.wait, args=arguments, daemon=True)
     try:
         while not processes.heads(config.recipe.run_dir):
             time.sleep(0.02)
@@ -131,7 +142,7 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
         time.sleep(0.3)
         assert watch.is_alive() and not ended
         if already_over:
-            over.set()
+            done.set_result(None)
     finally:
         head.kill()
         head.wait()
