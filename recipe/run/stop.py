@@ -166,11 +166,13 @@ class Watchdog:
                 f"(recipe.rollout.hang_seconds={self.seconds:.0f}): an engine, a reward worker or "
                 "an actor hangs, or responses or a part of a step take longer than that"
             )
-        if lost and self.died is None:
+        if not lost:
+            self.died = None
+        elif self.died is None:
             self.died = now
-        if self.died is None or now - self.died <= DEAD:
-            return None
-        return f"{lost} has ended: it was killed, perhaps for lack of memory, or has crashed"
+        elif now - self.died > DEAD:
+            return f"{lost} has ended: it was killed, perhaps for lack of memory, or has crashed"
+        return None
 
     def guard(
         self,

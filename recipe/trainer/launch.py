@@ -127,7 +127,7 @@ def wait(
 
 
 def leave(run_dir: Path, say: Callable[[str], None], code: int, told: str) -> None:
-    """From any thread: record and print the reason, then end this process."""
+    """Record and print the reason, then end this process."""
     try:
         ending.record(folder.RunFolder(run_dir), code, told)
         say(f"recipe.train: {told}")
