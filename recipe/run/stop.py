@@ -208,6 +208,10 @@ class SignalHandler:
         self.run_dir, self.say, self.leave = run_dir, say, leave
         self.handled: float | None = None  # when the first signal was dealt with
         StopRequest.delete(run_dir)
+        self.listen()
+
+    def listen(self) -> None:
+        """Handle SIGTERM; call it again after ray.init."""
         signal.signal(signal.SIGTERM, self)
 
     def __call__(self, *_: Any) -> None:

@@ -49,8 +49,7 @@ def run(config: DictConfig) -> None:
             progress.follow(config, out) as say,
         ):
             end = partial(leave, Path(run_dir), say)
-            stop.SignalHandler(Path(run_dir), say, end)
-            _train(config, end)
+            _train(config, stop.SignalHandler(Path(run_dir), say, end))
     finally:
         processes.end(run_dir)
         # The reaper last: if this process is killed above, the reaper ends the others.
@@ -59,7 +58,7 @@ def run(config: DictConfig) -> None:
         reaper.wait()
 
 
-def _train(config: DictConfig, end: Callable[[int, str], object]) -> None:
+def _train(config: DictConfig, handler: stop.SignalHandler) -> None:
     run_dir = Path(config.recipe.run_dir)
     print(f"{ending.BEGINS}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)}", flush=True)
     import ray
@@ -80,7 +79,7 @@ def _train(config: DictConfig, end: Callable[[int, str], object]) -> None:
 
     task = partial(run_ppo, config, task_runner_class=ray.remote(RecipeTaskRunner))
     try:
-        wait(in_thread(task), config, ray.is_initialized, end)
+        wait(in_thread(task), config, ray.is_initialized, handler)
     except ray.exceptions.RayError:  # re-raised after a failed worker's last lines
         time.sleep(DRAIN)
         raise
@@ -89,10 +88,7 @@ def _train(config: DictConfig, end: Callable[[int, str], object]) -> None:
 
 
 def in_thread(task: Callable[[], object]) -> Future[object]:
-    """Run `task` in a thread, so that Ray, which replaces signal handlers, leaves ours alone.
-
-    A handler also runs at once while the main thread waits, which it does not inside ray.get.
-    """
+    """Run `task` in a thread, in which Ray sets no signal handler in Python."""
     done: Future[object] = Future()
 
     def work() -> None:
@@ -109,19 +105,21 @@ def wait(
     done: Future[object],
     config: DictConfig,
     ray_runs: Callable[[], bool],
-    end: Callable[[int, str], object],
+    handler: stop.SignalHandler,
 ) -> None:
-    """Wait for the result; if Ray's head process has ended, call `end` with the reason.
+    """Wait for the result; if Ray's head process has ended, leave with the reason.
 
     Ray itself would end this process a minute later, silently.
     """
     heads: list[Any] | None = None
     while not futures.wait([done], timeout=POLL).done:
         if heads is None and ray_runs():
+            # ray.init has set a handler in C++, which calls ours and aborts this process 3 s later.
+            handler.listen()
             heads = processes.heads(str(config.recipe.run_dir))
         if any(map(processes.is_dead, heads or [])) and not done.done():
             told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
-            end(1, f"{told}\n{ending.how_to_go_on(config)}")
+            handler.leave(1, f"{told}\n{ending.how_to_go_on(config)}")
             return
     done.result()
 

@@ -4,12 +4,15 @@ import copy
 import functools
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from omegaconf import open_dict
@@ -118,7 +121,44 @@ def test_the_task_runs_outside_of_the_main_thread_and_its_error_is_raised(config
         raise KeyError(threading.current_thread() is threading.main_thread())
 
     with pytest.raises(KeyError, match="False"):
-        launch.wait(launch.in_thread(task), config, lambda: False, pytest.fail)
+        launch.wait(launch.in_thread(task), config, lambda: False, cast("Any", None))
+
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+import ray
+from omegaconf import OmegaConf
+from recipe.run import progress
+from recipe.run.stop import SignalHandler, StopRequest
+from recipe.trainer import launch
+run = Path(sys.argv[1])
+
+def task():
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    ray.get(ray.remote(lambda: None).remote())
+    time.sleep(3)
+    progress.reached(run, progress.TRAINING, step=0)
+    print("ready", flush=True)
+    while not StopRequest.read(run):
+        time.sleep(0.1)
+    time.sleep(5)
+    print("saved", flush=True)
+
+config = OmegaConf.create({"recipe": {"run_dir": str(run)}})
+launch.wait(launch.in_thread(task), config, ray.is_initialized, SignalHandler(run))
+"""
+
+
+@pytest.mark.e2e
+def test_a_signal_after_ray_init_leaves_the_process_the_time_to_save(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINING, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert "saved" in process.stdout.read() and process.wait(60) == 0
 
 
 @pytest.mark.parametrize("already_over", [False, True])
@@ -133,7 +173,8 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
     head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
     leave = functools.partial(launch.leave, Path(config.recipe.run_dir), said.append)
-    arguments = (done, config, lambda: True, leave)
+    handler = SimpleNamespace(leave=leave, listen=lambda: None)
+    arguments = (done, config, lambda: True, handler)
     watch = threading.Thread(target=launch.wait, args=arguments, daemon=True)
     try:
         while not processes.heads(config.recipe.run_dir):
