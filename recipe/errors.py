@@ -7,17 +7,9 @@ class ConfigError(UserError):
     """A run that cannot start, or would not do what its configuration says."""
 
 
-class HungError(UserError, RuntimeError):
-    """Nothing has finished for so long that an engine or a reward worker must hang."""
-
-
 class ExhaustedError(UserError, RuntimeError):
     """Dynamic sampling reached its limit of questions in a step before the batch was full."""
 
 
 class RolloutError(RuntimeError):
     """Rollouts of a step are missing, which is a bug; the message has the count and first error."""
-
-
-class LostEngineError(RolloutError):
-    """An engine or worker has died; it no longer responds."""

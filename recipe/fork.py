@@ -21,7 +21,7 @@ from prompt_aug.base.files import lock, read_json, read_lines, write_json, write
 from recipe.config.compose import compose_config
 from recipe.config.verl import off_switch
 from recipe.errors import ConfigError
-from recipe.run import checkpoints, environment, rollbacks
+from recipe.run import checkpoints, environment
 from recipe.run.folder import RunFolder
 from recipe.trainer import launch
 
@@ -87,13 +87,8 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
                 f"--step={step}: {checkpoint} cannot be used: {why}. Name one of the saved steps: "
                 f"{known}."
             )
-        changed = [
-            f"{key}={after}"
-            for x in rollbacks.records(source.root)
-            for key, (_, after) in x["change"].items()
-        ]
         _, old = composed(arguments, [f"recipe.run_dir={source.root}"])
-        command, config = composed(arguments, [*changed, *overrides, f"recipe.run_dir={new}"])
+        command, config = composed(arguments, [*overrides, f"recipe.run_dir={new}"])
         if keys := [*unlike(old, config), *other_mesh(checkpoint, old, Setup(config))]:
             raise ConfigError(
                 f"{', '.join(keys)}: the checkpoint was saved with another value, and its state "

@@ -2,7 +2,7 @@
 
 EXAMPLE is the name of a folder in examples/, or the path of a folder that holds a config.yaml;
 KEY=VALUE are hydra overrides, keys in full. All checks run before Ray starts. After a kill the same
-command resumes from the last checkpoint of the run folder. A SIGTERM saves the last finished step
+command resumes from the last checkpoint of the run folder. A SIGTERM saves the step under way
 and ends the run; with exit code 75 the same command resumes.
 
     python -m recipe.train grpo --model MODEL --data DATA        # yours, on this machine
@@ -12,12 +12,10 @@ and ends the run; with exit code 75 the same command resumes.
 """
 
 import argparse
-import os
 import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import NoReturn
 
 from omegaconf import DictConfig
 
@@ -32,7 +30,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     from prompt_aug.base.files import lock
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.run import ending, rollbacks, stop
+    from recipe.run import ending
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
@@ -64,44 +62,25 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
             return 0
         record_environment(folder.root)
         code, told = carry_out(config)
-        rollback = None if code else rollbacks.pending(folder.root)
-        if rollback:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a later one ends this process at once
-            if folder.stop_request.exists():  # by an earlier one
-                rollback, code, told = None, stop.AGAIN, f"{stop.EARLY}before a roll-back"
-        if rollback is None:
-            ending.record(folder, code, told)
-    if rollback:
-        return again(rollbacks.describe(rollback), example, overrides)
+        ending.record(folder, code, told)
     print(f"recipe.train: {told}", file=sys.stderr if code else sys.stdout)
     if not code:
         print(ending.next_commands(config))
     return code
 
 
-def again(why: str, example: str, overrides: list[str]) -> NoReturn:
-    """Replace this process by one that runs the same command, as after a kill."""
-    from recipe.run.environment import RUN_DIR
-
-    print(f"recipe.train: {why}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "recipe.train", example, *overrides]
-    # Unmarked, so that the reaper spares it.
-    os.execve(sys.executable, command, {k: v for k, v in os.environ.items() if k != RUN_DIR})
-
-
 def carry_out(config: DictConfig) -> tuple[int, str]:
     """Train; returns the exit code and a message about how the run ended."""
     from recipe.run import ending, stop
-    from recipe.trainer import guard, launch
+    from recipe.trainer import launch
 
     try:
         launch.run(config)
-    except guard.RollbackError as error:
-        return 0, ending.own_words(error)
     except KeyboardInterrupt:
         return STOPPED, f"stopped; {ending.how_to_go_on(config)}"
     except stop.StoppedError as error:
-        return stop.AGAIN, stop.EARLY + ending.own_words(error)
+        told = f"ended early: {ending.own_words(error)}; {ending.how_to_go_on(config)}"
+        return stop.AGAIN, told
     except Exception as error:  # reported, then the exit code
         return 1, ending.explain(error, config)
     return 0, f"done, run folder {config.recipe.run_dir}"

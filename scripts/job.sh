@@ -125,7 +125,6 @@ begin() {
     log_to "$1"
     if [[ -n ${DRY_RUN:-} ]]; then return; fi
     check_time
-    if [[ -n ${tells:-} ]]; then rm -f "$1/.ends"; fi
     # At a preemption SLURM sends TERM to the steps of a job at once, but to its script only when
     # GraceTime is over. This step passes it on.
     # It holds no memory or GPU: before SLURM 22.05 --overlap shares CPUs only.
@@ -168,15 +167,12 @@ listen() {
     trap 'warned="time limit"; end_child; tell_end' USR1
     trap 'warned=${warned:-preemption}; end_child; tell_end' TERM
 }
-# tell_end: a preemption brings the job's end forward, which the trainer reads (recipe.run.stop).
+# tell_end: a preemption brings the job's end forward. The trainer reads .stop (recipe.run.stop).
 tell_end() {
     local end
     if [[ -z ${tells:-} || ! -d ${run_folder:-} ]]; then return 0; fi # a sweep may run beside it
-    if ! end=$(job_end); then
-        if [[ $warned != preemption ]]; then return 0; fi # RECIPE_DEADLINE holds
-        end=0
-    fi
-    { echo $((end - SPARE)) >"$run_folder/.ends"; } 2>/dev/null || true
+    end=$(job_end) || return 0 # RECIPE_DEADLINE holds
+    { echo $((end - SPARE)) >"$run_folder/.stop"; } 2>/dev/null || true
 }
 # Once a command: the trainer takes a second TERM, 5 s later, for an order to end without a save.
 end_child() {

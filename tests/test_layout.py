@@ -157,7 +157,7 @@ def long_functions(source: str) -> list[str]:
 # Names of the run folder that mean nothing else: recipe.run.folder owns them.
 OF_A_RUN = {
     *("metrics.jsonl", "metrics.before.jsonl", "environment.json", "prompts.yaml", "hf", "tensors"),
-    *("global_step_", ".stop", ".stepping", ".hung", ".wandb_run_id", "train.log", "start.jsonl"),
+    *("global_step_", ".stop", ".wandb_run_id", "train.log", "start.jsonl"),
     ".locks",
 }
 

@@ -281,7 +281,7 @@ def test_which_ends_of_a_job_are_queued_again(
     assert ("ended" in called) == bool(signal)
     assert (called[-1] == "scontrol requeue 17") == again
     assert ("queued again" in output) == again
-    told = checkout / "runs" / "x" / ".ends"  # for the trainer, less a minute to end in
+    told = checkout / "runs" / "x" / ".stop"  # for the trainer, less a minute to end in
     assert told.exists() == bool(signal)
     assert not signal or 86_000 < int(told.read_text()) - time.time() <= 86_400 - 60
 
@@ -314,7 +314,7 @@ def test_a_sweep_tells_the_training_nothing(checkout: Path) -> None:
     (checkout / "runs" / "x").mkdir(parents=True)
     stages = "#!/usr/bin/env bash\nkill -USR1 $PPID; sleep 0.3\n"
     job(checkout, "runs/x", script="sweep.sbatch", stand_in=stages)
-    assert not (checkout / "runs" / "x" / ".ends").exists()
+    assert not (checkout / "runs" / "x" / ".stop").exists()
 
 
 def test_starts_that_get_nowhere_come_to_an_end(checkout: Path) -> None:

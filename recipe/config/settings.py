@@ -32,7 +32,7 @@ from prompt_aug.typed import (
 )
 from prompt_aug.verifiers import VerifierLimits
 
-Alarm = Literal["warn", "save", "stop", "rollback"]  # actions of the guard
+Alarm = Literal["warn", "save", "stop"]  # actions of the guard
 
 
 def setting(default: Any, meaning: str) -> Any:
@@ -109,7 +109,7 @@ class Rollout(Record):
     poll_seconds: Above0 = free(0.5, "between two looks for finished groups")
     request_seeds: bool = setting(False, "a seed per rollout, equal in all runs; slower")
     joint_limit: bool = setting(False, "max_model_len bounds prompt and response together")
-    hang_seconds: Above0 = free(3600, "save and end after so long without a group")
+    hang_seconds: Above0 = free(3600, "end after so long without progress")
 
 
 class Rephrasings(Record):
@@ -154,7 +154,7 @@ class DynamicSampling(Record):
     """Bounds on algorithm.filter_groups (DAPO, arXiv 2503.14476)."""
 
     max_gen_batches: Positive = free(10, "a step generates <= this x batches")
-    on_exhausted: Literal["train", "stop"] = free("train", "or stop: save and end")
+    on_exhausted: Literal["train", "stop"] = free("train", "or stop: end the run")
 
 
 class History(Record):
@@ -175,14 +175,6 @@ class Curriculum(Record):
     value_model: bool = setting(False, "the critic predicts the pass rates, as in PCL")
 
 
-class Rollback(Record):
-    """Return to the saved step of best held-out accuracy, and change settings."""
-
-    lr_factor: Annotated[float, Field(gt=0, lt=1)] = free(0.5, "of the learning rate")
-    kl_loss_coef: Above0 | None = free(None, "of a KL loss; null: unchanged")
-    times: Positive = free(2, "rollbacks; the next alarm ends the run")
-
-
 class Guard(Record):
     """Collapse guard: recipe/trainer/guard.py."""
 
@@ -190,7 +182,6 @@ class Guard(Record):
     window: Positive = free(10, "steps of a median")
     factor: Annotated[float, Field(gt=1)] = free(4.0, "of change")
     accuracy_drop: Part = free(0.1, "below the best, twice in a row")
-    rollback: Rollback = Rollback()
 
 
 class Recipe(Record):

@@ -41,10 +41,8 @@ SWITCHES = [
     ),
     Switch(f"{A}.kl_loss_coef", f"{A}.use_kl_loss"),
     Switch(f"{A}.kl_loss_type", f"{A}.use_kl_loss"),
-    Switch(f"{A}.kl_loss_type", "recipe.guard.rollback.kl_loss_coef"),
     Switch(REF, f"{A}.use_kl_loss"),
     Switch(REF, "algorithm.use_kl_in_reward"),
-    Switch(REF, "recipe.guard.rollback.kl_loss_coef"),
     Switch(f"{A}.policy_loss.clip_cov_ratio", LOSS, ("clip_cov",)),
     Switch(f"{A}.policy_loss.clip_cov_lb", LOSS, ("clip_cov",)),
     Switch(f"{A}.policy_loss.clip_cov_ub", LOSS, ("clip_cov",)),
@@ -90,5 +88,4 @@ SWITCHES = [
     Switch("recipe.weights.clip_cov", "recipe.weights.name", ("clip_cov",)),
     Switch("recipe.weights.gaussian_covariance", "recipe.weights.name", ("gaussian_covariance",)),
     Switch("recipe.guard", "recipe.guard.action", ALARMS),
-    Switch("recipe.guard.rollback", "recipe.guard.action", ("rollback",)),
 ]

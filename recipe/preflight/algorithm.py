@@ -282,34 +282,12 @@ LOSS_RULES: list[Check] = [
 # ------------------------------------------------------------------------- checkpoints by accuracy
 
 
-def rolls_back(s: Setup) -> bool:
-    return bool(s.recipe.guard.action == "rollback")
-
-
 SAVING: list[Check] = [
     Rule(
         "recipe.keep_best trainer.test_freq",
         lambda s: s.recipe.keep_best and s.trainer.test_freq <= 0,
         "no checkpoint is validated, so none is the best. Set trainer.test_freq, or "
         "recipe.keep_best=null.",
-    ),
-    Rule(
-        "recipe.guard.action trainer.max_actor_ckpt_to_keep recipe.keep_best",
-        lambda s: rolls_back(s) and s.trainer.max_actor_ckpt_to_keep and not s.recipe.keep_best,
-        "the best checkpoint would be deleted, to which a run rolls back. Set "
-        "recipe.keep_best=val/SOURCE/accuracy.",
-    ),
-    Rule(
-        "recipe.guard.action trainer.save_freq trainer.test_freq",
-        lambda s: (
-            rolls_back(s)
-            and (
-                min(s.trainer.save_freq, s.trainer.test_freq) <= 0
-                or s.trainer.save_freq % s.trainer.test_freq
-            )
-        ),
-        "a run rolls back to the saved step of the best validation. Set trainer.save_freq to a "
-        "multiple of trainer.test_freq, both above 0.",
     ),
 ]
 ALGORITHM: list[Check] = [

@@ -19,10 +19,9 @@ from recipe.preflight.functions import FUNCTIONS, own_functions
 from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
 from recipe.preflight.questions import prepare_data
-from recipe.preflight.resume import RESUME, STEPS, carry_out_rollback, repair_checkpoints
+from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, refuse
 from recipe.preflight.stack import STACK
-from recipe.run import rollbacks
 from recipe.run.folder import RunFolder
 from recipe.toy import build as toy
 
@@ -48,23 +47,15 @@ def validate(config: DictConfig) -> Prompts:
     """
     check_types(config)
     setup = Setup(config)
-    rules = [check for checks in SETTINGS.values() for check in checks]
-    refuse(rules, setup)
-    if config.recipe.guard.action == "rollback":  # check the settings after a roll-back, too
-        changed = config.copy()
-        for key, (_, after) in rollbacks.change(config).items():
-            OmegaConf.update(changed, key, after)
-        refuse(rules, Setup(changed))
+    refuse([check for checks in SETTINGS.values() for check in checks], setup)
     return setup.prompts
 
 
 def check(config: DictConfig, *, here: bool = True) -> Prompts:
     """Run every check that writes no file; `here` is False for a run on another machine.
 
-    Applies the settings that roll-backs of the run have changed. Makes the paths of the run
-    absolute: actors may run on another node or in another folder.
+    Makes the paths of the run absolute: actors may run on another node or in another folder.
     """
-    rollbacks.apply(config, Path(config.recipe.run_dir))
     prompts = validate(config)
     with open_dict(config):
         config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
@@ -78,7 +69,7 @@ def check(config: DictConfig, *, here: bool = True) -> Prompts:
 def prepare(config: DictConfig, prompts: Prompts) -> None:
     """Make the toy world where there is none, write the checked questions and config.yaml."""
     folder = RunFolder(Path(config.recipe.run_dir))
-    for message in [*carry_out_rollback(config), *repair_checkpoints(config)]:
+    for message in repair_checkpoints(config):
         print(f"recipe.train: {message}", file=sys.stderr)
     if toy.is_missing(config):
         toy.build(config)

@@ -275,7 +275,7 @@ def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> No
     if not (shared := [question for question in questions if question.uid in trained]):
         return
     told = f"{len(shared)} of {len(questions)} questions are also in data.train_files"
-    guarded = s.recipe.guard.action in ("stop", "rollback")
+    guarded = s.recipe.guard.action == "stop"
     best = s.recipe.keep_best in {f"val/{question.source}/accuracy" for question in shared}
     if (best or guarded) and s.recipe.one_question is None:
         key, off = ("guard.action", "warn") if guarded else ("keep_best", "null")

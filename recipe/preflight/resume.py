@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.base.files import LOCK, FileError, read_json, write_text
+from prompt_aug.base.files import LOCK, FileError, read_json
 from prompt_aug.prompts import Prompts
 from recipe.config.base import flat, is_in, known_keys
 from recipe.config.compose import is_open
@@ -19,7 +19,7 @@ from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.functions import own_functions
 from recipe.preflight.questions import last_step
 from recipe.preflight.rules import MODEL, REF, A, Check, R, Setup
-from recipe.run import checkpoints, rollbacks
+from recipe.run import checkpoints
 from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
@@ -100,7 +100,6 @@ def same_run(s: Setup) -> Iterator[str]:
     except FileError:
         yield f"{folder.config}: not a readable configuration. Restore it from a copy, or {remedy}"
         return
-    rollbacks.apply(before, folder.root)
     old = dict(flat(OmegaConf.to_container(before)))
     config = s.config.copy()
     if folder.data_manifest.is_file():  # as `prepare_data` did at the first start
@@ -215,25 +214,6 @@ def restate(checkpoint: Path, config: DictConfig) -> None:
     for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
         if (checkpoint / role).is_dir():
             shards.restate(checkpoint / role, {key: section.optim[key] for key in shards.SETTINGS})
-
-
-def carry_out_rollback(config: DictConfig) -> list[str]:
-    """Carry out a pending roll-back: resume from its checkpoint; return a message about it.
-
-    `config` has the settings of the roll-back already. The steps that it discards lose their
-    checkpoints; their metrics are moved.
-    """
-    run_dir, saves = Path(config.recipe.run_dir), Path(config.trainer.default_local_dir)
-    record = rollbacks.pending(run_dir)
-    if record is None:
-        return []
-    restate(checkpoints.step_folder(saves, record["to"]), config)
-    write_text(saves / checkpoints.TRACKER, str(record["to"]))
-    later = [step for step in checkpoints.saved_steps(saves) if step > record["to"]]
-    checkpoints.delete(saves, later)
-    rollbacks.discard_metrics(run_dir, record)
-    rollbacks.settled(run_dir)
-    return [rollbacks.describe(record)]
 
 
 def repair_checkpoints(config: DictConfig) -> list[str]:

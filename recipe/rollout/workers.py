@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import re
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from verl import DataProto
@@ -53,16 +51,8 @@ T = TypeVar("T")
 
 
 def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
-    """The tag of a question with failed rollouts: how many, the error, whether an actor died."""
-    gone: tuple[type[BaseException], ...] = (RayActorError,)
-    # The server of a dead engine lives on and raises EngineDeadError. If its module is not loaded,
-    # no such error has arrived.
-    if vllm := sys.modules.get("vllm.v1.engine.exceptions"):
-        gone += (vllm.EngineDeadError,)
-    return {
-        **{"status": "failure", "lost": lost, "asked": asked},
-        **{"error": first_cause(error), "engine_gone": isinstance(error, gone)},
-    }
+    """The tag of a question with failed rollouts: how many, and the error."""
+    return {"status": "failure", "lost": lost, "asked": asked, "error": first_cause(error)}
 
 
 async def retry_once(call: Callable[[], Awaitable[T]], log: Callable[[BaseException], None]) -> T:

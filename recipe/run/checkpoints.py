@@ -208,16 +208,6 @@ def begin(folder: Path) -> None:
             path.unlink()
 
 
-def missing_room(checkpoints: Path) -> int:
-    """Return the bytes that the disk lacks for another checkpoint of the tracked one's size."""
-    step = tracked_step(checkpoints)
-    if step is None:
-        return 0
-    files = step_folder(checkpoints, step).rglob("*")
-    size = sum(path.stat().st_size for path in files if path.is_file())
-    return max(0, size - shutil.disk_usage(checkpoints).free)
-
-
 def surplus(
     steps: Iterable[int], tracked: int | None, last: int | None, every: int | None, best: int | None
 ) -> list[int]:

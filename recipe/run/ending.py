@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, is_held, read_json, write_json, write_text
-from recipe.run import checkpoints, folder
+from recipe.run import checkpoints, folder, progress
 from recipe.run.console import RAY_PREFIX
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
@@ -60,7 +60,12 @@ def how_to_go_on(config: DictConfig) -> str:
     saved = checkpoints.tracked_step(Path(config.trainer.default_local_dir))
     done = max((line["step"] for line in folder.read_metrics(Path(run_dir))), default=0)
     if saved:
-        return f"step {saved} is saved in {run_dir}: the same command continues from there"
+        first, count = saved + 1, done - saved
+        lost = f"steps {first} to {done} are lost; " if count > 1 else f"step {done} is lost; "
+        return (
+            f"{lost if count > 0 else ''}step {saved} is saved in {run_dir}: the same command "
+            "continues from there"
+        )
     every = f"trainer.save_freq={config.trainer.save_freq}"
     if done:
         return f"{done} steps were done and none was saved ({every}): the same command starts anew"
@@ -95,8 +100,8 @@ def explain(error: BaseException, config: DictConfig) -> str:
     resume = how_to_go_on(config)
     if isinstance(error, UserError):
         return f"{own_words(error)}\n{resume}"
-    if run.hung.exists():
-        return f"{run.hung.read_text(encoding='utf-8')}\n{resume}"
+    if hung := progress.find(run.root, progress.HUNG):
+        return f"{hung['why']}\n{resume}"
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # a full disk
         write_text(run.error, text)

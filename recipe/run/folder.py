@@ -60,8 +60,6 @@ class RunFolder:
     environment = _At("environment.json")  # versions, platform, commit
     metrics = _At("metrics.jsonl")  # a line per training step
     metrics_before = _At("metrics.before.jsonl")  # the lines of starts that saved nothing
-    discarded = _At("metrics.discarded.jsonl")  # the lines of steps that were rolled back
-    rollbacks = _At("rollbacks.jsonl")  # by the guard: when, to which step, with which change
     data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions
     checkpoints = _At("checkpoints")  # as verl writes them
     exports = _At("hf")  # exported for Hugging Face
@@ -74,10 +72,7 @@ class RunFolder:
     report = _At("report")  # index.html, report.md, summary.json, pictures
     tensorboard = _At("tensorboard")  # the metrics again, for TensorBoard
     wandb_run = _At(".wandb_run_id")  # the run's id in wandb
-    ends = _At(".ends")  # when the job ends, by scripts/job.sh after a signal: seconds of the epoch
     stop_request = _At(".stop")  # asks the trainer to save and end (recipe.run.stop)
-    stepping = _At(".stepping")  # training steps have begun: there is work to save
-    hung = _At(".hung")  # why the watchdog ended the trainer's process
 
     def data(self, split: str) -> Path:
         """The checked questions of a split, "train" or "test"."""

@@ -23,21 +23,24 @@ from recipe.run.folder import RunFolder, read_metrics
 # The stages of a start in order: what is printed after one, and while it is under way.
 STAGES = {
     "verl imported": "importing verl",
-    "Ray started": "starting Ray",
-    "trainer process started": "starting the trainer's process",
-    "questions loaded": "loading the questions",
-    "worker processes started": "starting the worker processes",
-    "model loaded": "loading the model",
-    "vLLM engine started": "starting the vLLM engine",
+    "trainer process started": "starting Ray and the trainer's process",
+    "model and vLLM engine loaded": "loading questions, model and vLLM engine",
     "weights sent to the engine": "sending the weights to the engine",
 }
 TRAINING = "training"  # recorded after the last stage, with the `step` before the first one
+HUNG = "hung"  # recorded by the watchdog, with its reason `why`, before it ends the trainer
 POLL = 0.25  # seconds
 
 
 def reached(run_dir: Path, stage: str, **more: Any) -> None:
     """Record that a stage of the start is done; the launching process and the trainer call it."""
     append_lines(RunFolder(run_dir).start, [{"stage": stage, **more}])
+
+
+def find(run_dir: Path, stage: str) -> dict[str, Any] | None:
+    """Return the record of a stage of the last start, or None."""
+    records = read_lines(RunFolder(run_dir).start)
+    return next((record for record in records if record["stage"] == stage), None)
 
 
 def accuracies(config: DictConfig) -> str:
@@ -116,7 +119,7 @@ class Follower:
                 after, took = f" after step {self.step}" if self.step else "", now - self.began
                 self.say(f"training{after}: {self.plan}; the start took {duration(took)}")
                 self.say(self.accuracies)
-            else:
+            elif record["stage"] in STAGES:
                 number = list(STAGES).index(record["stage"]) + 1
                 took = now - self.since
                 self.say(f"start {number}/{len(STAGES)}: {record['stage']} ({took:.1f} s)")

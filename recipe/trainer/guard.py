@@ -1,9 +1,8 @@
 """The collapse guard: `verdict` detects a collapse in the metrics of a run.
 
 ``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); save
-(the same and a checkpoint); stop (the run saves and ends, and the message has the command that
-forks it from the best checkpoint with a lower learning rate and a KL penalty); rollback (the run
-returns to the best checkpoint with the changes in ``recipe.guard.rollback``: run/rollbacks.py).
+(the same and a checkpoint); stop (the run saves and ends). Each message has the command that forks
+the run from its best checkpoint with a lower learning rate and a KL penalty.
 Low entropy is not a breach: on a toy model it fell as far in runs whose held-out accuracy rose to
 0.8 as in runs that collapsed.
 """
@@ -21,10 +20,6 @@ FALLS = ("response_length/mean", "train/accuracy")
 
 class CollapseError(UserError, RuntimeError):
     """The guard has ended the run; its last finished step is saved."""
-
-
-class RollbackError(UserError, RuntimeError):
-    """The guard has ended this start of the run; the next one rolls it back."""
 
 
 def verdict(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str | None:

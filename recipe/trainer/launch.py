@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,9 +48,8 @@ def run(config: DictConfig) -> None:
             console.diverted(folder.RunFolder(Path(run_dir)).log) as out,
             progress.follow(config, out) as say,
         ):
-            signals = stop.Signals(Path(run_dir), say, partial(leave, Path(run_dir), say))
-            with signals.handled():
-                _train(config, signals)
+            end = partial(leave, Path(run_dir), say)
+            _train(config, stop.SignalHandler(Path(run_dir), say, end))
     finally:
         processes.end(run_dir)
         # The reaper last: if this process is killed above, the reaper ends the others.
@@ -57,7 +58,7 @@ def run(config: DictConfig) -> None:
         reaper.wait()
 
 
-def _train(config: DictConfig, signals: stop.Signals) -> None:
+def _train(config: DictConfig, handler: stop.SignalHandler) -> None:
     run_dir = Path(config.recipe.run_dir)
     print(f"{ending.BEGINS}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)}", flush=True)
     import ray
@@ -76,41 +77,55 @@ def _train(config: DictConfig, signals: stop.Signals) -> None:
     set_ray(config)
     progress.reached(run_dir, "verl imported")
 
-    over = threading.Event()
-
-    def ray_runs() -> None:
-        signals.listen()
-        watched = (config, signals.leave, over)
-        threading.Thread(target=watch_head, args=watched, daemon=True).start()
-        progress.reached(run_dir, "Ray started")
-
+    task = partial(run_ppo, config, task_runner_class=ray.remote(RecipeTaskRunner))
     try:
-        runner = stop.AfterRay(ray.remote(RecipeTaskRunner), ray_runs)
-        run_ppo(config, task_runner_class=runner)
+        wait(in_thread(task), config, ray.is_initialized, handler)
     except ray.exceptions.RayError:  # re-raised after a failed worker's last lines
         time.sleep(DRAIN)
         raise
     finally:
-        over.set()
         ray.shutdown()
 
 
-def watch_head(
-    config: DictConfig, leave: Callable[[int, str], object], over: threading.Event
+def in_thread(task: Callable[[], object]) -> Future[object]:
+    """Run `task` in a thread, in which Ray sets no signal handler in Python."""
+    done: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(task())
+        except BaseException as error:  # raised again by `done.result`
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()  # a daemon does not delay Ctrl-C
+    return done
+
+
+def wait(
+    done: Future[object],
+    config: DictConfig,
+    ray_runs: Callable[[], bool],
+    handler: stop.SignalHandler,
 ) -> None:
-    """In a thread: when Ray's head process has ended, `leave` with the reason."""
-    # Ray itself ends this process a minute later, silently.
-    heads = processes.heads(str(config.recipe.run_dir))
-    while not over.wait(POLL):
-        # ray.shutdown ends it too, after `over` is set.
-        if any(map(processes.is_dead, heads)) and not over.is_set():
+    """Wait for the result; if Ray's head process has ended, leave with the reason.
+
+    Ray itself would end this process a minute later, silently.
+    """
+    heads: list[Any] | None = None
+    while not futures.wait([done], timeout=POLL).done:
+        if heads is None and ray_runs():
+            # ray.init has set a handler in C++, which calls ours and aborts this process 3 s later.
+            handler.listen()
+            heads = processes.heads(str(config.recipe.run_dir))
+        if any(map(processes.is_dead, heads or [])) and not done.done():
             told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
-            leave(1, f"{told}\n{ending.how_to_go_on(config)}")
+            handler.leave(1, f"{told}\n{ending.how_to_go_on(config)}")
             return
+    done.result()
 
 
 def leave(run_dir: Path, say: Callable[[str], None], code: int, told: str) -> None:
-    """From any thread: record and print the reason, then end this process."""
+    """Record and print the reason, then end this process."""
     try:
         ending.record(folder.RunFolder(run_dir), code, told)
         say(f"recipe.train: {told}")

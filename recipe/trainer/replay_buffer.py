@@ -8,15 +8,15 @@ batch is not full:
     on_exhausted = train   the latest zero-variance groups, kept in reserve, fill the batch. The
                            trainer sets the advantages of these filler groups to 0, since the format
                            or length part of their rewards may differ
-    on_exhausted = stop    the run saves a checkpoint of the last finished step and ends
+    on_exhausted = stop    the run ends; the steps since the last checkpoint are lost
 
 In repeatable runs (`in_rounds`) the buffer decides only when all running questions have finished:
 otherwise the number of new requests, and so the next questions, would depend on the order of
 arrival. All replacements are then requested at once, within the limit.
 
-A step is never trained on a part of its rollouts. If a group lacks responses, for example because
-rollouts failed after their retry (recipe.rollout.workers), the run ends and reports how many. verl
-trains on the rest, with padding rows.
+A step is never trained on a part of its rollouts. If a rollout fails after its retry
+(recipe.rollout.workers), or a group lacks responses, the run ends. verl trains on the rest, with
+padding rows.
 """
 
 import inspect
@@ -28,7 +28,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from recipe.errors import ExhaustedError, LostEngineError, RolloutError
+from recipe.errors import ExhaustedError, RolloutError
 
 PREFIX = "dynamic_sampling/"
 
@@ -43,8 +43,8 @@ class BoundedReplayBuffer(ReplayBuffer):
     Overrides of verl:
       __init__                     limits the requests for new questions
       sample                       raises if the batch is incomplete; clears the reserve, counts
-      _wait_for_next_poll          reports progress to the watchdog; may end the wait
-      _terminal_eviction_reasons   raises if rollouts failed; in rounds waits for all groups
+      _wait_for_next_poll          reports progress to the trainer, which may end the wait
+      _terminal_eviction_reasons   raises if a rollout failed; in rounds waits for all groups
       _evict_terminal_groups       moves zero-variance groups into the reserve
       _sampleable_terminal_keys    at the limit, fills the batch from the reserve, or stops
       _select_prompt_uids          the first in the data order
@@ -68,9 +68,8 @@ class BoundedReplayBuffer(ReplayBuffer):
         if self.filter_groups_metric is not None:
             self.refill_fn = self._refill
         self.filled_groups: set[str] = set()  # in the last batch; their advantages are set to 0
-        # Both may raise, to end the step or the validation.
-        self.on_progress: Callable[[tuple[str, int, int]], None] = lambda work: None
-        self.on_poll: Callable[[], None] = lambda: None
+        # Called with the partition and its counts of finished and failed groups; may raise.
+        self.on_poll: Callable[[str, int, int], None] = lambda *_: None
         self._start_step()
 
     @classmethod
@@ -91,14 +90,13 @@ class BoundedReplayBuffer(ReplayBuffer):
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         done, failed = self.finished_keys[partition_id], self.failure_keys[partition_id]
-        self.on_progress((partition_id, len(done), len(failed)))
-        self.on_poll()
+        self.on_poll(partition_id, len(done), len(failed))
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _refill(self, wanted: int) -> None:
         """Request at most what the limit allows; verl counts all of `wanted` as requested."""
         allowed = min(wanted, self.budget - self.generated)
-        if allowed > 0 and not self.failure_keys["train"]:  # after a failure the run ends
+        if allowed > 0:
             self.generated += allowed
             self.unbounded_refill(allowed)
 
@@ -106,40 +104,17 @@ class BoundedReplayBuffer(ReplayBuffer):
         return bool(self.pending_keys[partition_id] or self.running_keys[partition_id])
 
     def _must_wait(self, partition_id: str) -> bool:
-        """Return whether to wait: in rounds while questions run, or after a failure."""
+        """Return whether to wait, in rounds, for questions that run."""
         filtered = partition_id != "val" and self.filter_groups_metric is not None
-        in_rounds = self.in_rounds and filtered and self._under_way(partition_id)
-        return in_rounds or bool(self.failure_keys[partition_id])
-
-    def _raise_failures(self, partition_id: str) -> None:
-        """If rollouts failed, raise RolloutError when no question runs; for a dead actor at once.
-
-        verl would train on the remaining rollouts, or wait forever for a dead engine.
-        """
-        failed = self.failure_keys[partition_id]
-        if not failed:
-            return
-        all_tags = (tq.kv_list() or {}).get(partition_id, {})
-        tags = [all_tags[uid] for uid in sorted(failed)]
-        gone = any(tag["engine_gone"] for tag in tags)
-        if self._under_way(partition_id) and not gone:
-            return
-        questions = len(failed | self.finished_keys[partition_id])
-        what = "the validation's"
-        if partition_id != "val":
-            what, questions = "the step's", self.generated
-        lost, asked = sum(tag["lost"] for tag in tags), tags[0]["asked"]
-        told = (
-            f"{lost} of {what} {questions * asked} rollouts failed, also when retried, of "
-            f"{len(failed)} of {questions} questions. No step is trained on a part of its "
-            f"rollouts. The first error: {tags[0]['error']}"
-        )
-        if gone:
-            raise LostEngineError(f"an engine or a reward worker is gone: {told}")
-        raise RolloutError(told)
+        return self.in_rounds and filtered and self._under_way(partition_id)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
-        self._raise_failures(partition_id)
+        if failed := sorted(self.failure_keys[partition_id]):
+            tag = (tq.kv_list() or {})[partition_id][failed[0]]
+            raise RolloutError(
+                f"{tag['lost']} of {tag['asked']} rollouts of question {failed[0]} failed, also "
+                f"when retried: {tag['error']}. No step is trained on a part of its rollouts."
+            )
         if self._must_wait(partition_id):
             return set(), set(), set(), Counter()
         return super()._terminal_eviction_reasons(global_steps, partition_id)

@@ -53,7 +53,7 @@ class RecipeTrainer(SavingTrainer):
       _compute_advantage     ours, from one read of the batch; does not call verl's (verl_part.py);
                              writes rollouts/ into the run folder
       _update_actor          sends fewer columns, as above; counts optimizer steps
-      _compute_metrics       writes metrics.jsonl into the run folder
+      _compute_metrics       adds to the metrics; ends the step (`SavingTrainer.end_step`)
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
@@ -86,7 +86,7 @@ class RecipeTrainer(SavingTrainer):
             in_rounds=bool(self.config.recipe.rollout.request_seeds),
             on_evicted=self.question_stats.see_group,
         )
-        bounded.on_poll, bounded.on_progress = self.check_stop, self.check_progress
+        bounded.on_poll = self.while_waiting
         bounded.poll_interval = float(self.config.recipe.rollout.poll_seconds)
         return bounded
 
@@ -198,7 +198,6 @@ class RecipeTrainer(SavingTrainer):
             "batches_fetched": self.batches_fetched,
             "optimizer_steps": self.optimizer_steps,
             "wall_seconds": self.wall_seconds,
-            # A copy: `step` calls this before a step that may be discarded.
             "question_stats": self.question_stats.state(),
             "kl_in_reward": getattr(self.kl_ctrl_in_reward, "value", None),
         }
@@ -262,8 +261,7 @@ class RecipeTrainer(SavingTrainer):
         # verl's steps / steps per epoch is wrong with dynamic sampling and with a curriculum.
         metrics["training/epoch"] = self.batches_fetched / len(self.train_dataloader)
         metrics["train/wall_seconds"] = self.wall_seconds
-        self.guard(metrics)
-        run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
+        self.end_step(metrics)
 
     def _val_metrics_update(
         self,

@@ -4,11 +4,15 @@ import copy
 import functools
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from omegaconf import open_dict
@@ -110,20 +114,68 @@ def test_rocm_devices_are_removed_if_cuda_devices_are_set(
     assert ("ROCR_VISIBLE_DEVICES" in os.environ) is kept
 
 
+def test_the_task_runs_outside_of_the_main_thread_and_its_error_is_raised(config: Any) -> None:
+    """There Ray sets no signal handler."""
+
+    def task() -> None:
+        raise KeyError(threading.current_thread() is threading.main_thread())
+
+    with pytest.raises(KeyError, match="False"):
+        launch.wait(launch.in_thread(task), config, lambda: False, cast("Any", None))
+
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+import ray
+from omegaconf import OmegaConf
+from recipe.run import progress
+from recipe.run.stop import SignalHandler, StopRequest
+from recipe.trainer import launch
+run = Path(sys.argv[1])
+
+def task():
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    ray.get(ray.remote(lambda: None).remote())
+    time.sleep(3)
+    progress.reached(run, progress.TRAINING, step=0)
+    print("ready", flush=True)
+    while not StopRequest.read(run):
+        time.sleep(0.1)
+    time.sleep(5)
+    print("saved", flush=True)
+
+config = OmegaConf.create({"recipe": {"run_dir": str(run)}})
+launch.wait(launch.in_thread(task), config, ray.is_initialized, SignalHandler(run))
+"""
+
+
+@pytest.mark.e2e
+def test_a_signal_after_ray_init_leaves_the_process_the_time_to_save(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINING, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert "saved" in process.stdout.read() and process.wait(60) == 0
+
+
 @pytest.mark.parametrize("already_over", [False, True])
 def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_over: bool
 ) -> None:
-    """At the end of a run, marked by `over`, its death is expected."""
+    """At the end of a run its death is expected."""
     monkeypatch.setattr(launch, "POLL", 0.05)
-    said, ended, over = list[str](), list[int](), threading.Event()
+    said, ended, done = list[str](), list[int](), Future[object]()
     monkeypatch.setattr(launch.os, "_exit", ended.append)
     shutil.copy("/bin/sleep", tmp_path / "gcs_server")
     environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
     head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
     leave = functools.partial(launch.leave, Path(config.recipe.run_dir), said.append)
-    arguments = (config, leave, over)
-    watch = threading.Thread(target=launch.watch_head, args=arguments, daemon=True)
+    handler = SimpleNamespace(leave=leave, listen=lambda: None)
+    arguments = (done, config, lambda: True, handler)
+    watch = threading.Thread(target=launch.wait, args=arguments, daemon=True)
     try:
         while not processes.heads(config.recipe.run_dir):
             time.sleep(0.02)
@@ -131,7 +183,7 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
         time.sleep(0.3)
         assert watch.is_alive() and not ended
         if already_over:
-            over.set()
+            done.set_result(None)
     finally:
         head.kill()
         head.wait()

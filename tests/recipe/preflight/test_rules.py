@@ -40,7 +40,6 @@ STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
 FILTER = "algorithm.filter_groups.enable=true"
 WEIGHTS = "recipe.weights.name=clip_cov"
 WITHOUT_BOUNDS = "{A}.clip_ratio_low=null {A}.clip_ratio_high=null"
-ROLLBACK = "recipe.guard.action=rollback"
 RS = "{C}.rollout_rs_threshold=2.0 {C}.rollout_rs="
 
 
@@ -110,13 +109,6 @@ REFUSED = [
     (f"recipe.advantage.name=verl:gdpo {OVERLONG}.enable=true", f"verl:gdpo {OVERLONG}.enable"),
     (f"{FILTER} recipe.history.enable=true", "recipe.history.enable algorithm.filter_groups"),
     ("recipe.keep_best=val/t/accuracy trainer.test_freq=-1", "recipe.keep_best trainer.test_freq"),
-    (f"{ROLLBACK} trainer.save_freq=0 trainer.test_freq=1", "trainer.save_freq=0"),
-    (f"{ROLLBACK} trainer.save_freq=2 trainer.test_freq=0", "trainer.test_freq=0"),
-    (f"{ROLLBACK} trainer.save_freq=2 trainer.test_freq=4", "trainer.test_freq=4"),
-    (
-        f"{ROLLBACK} trainer.save_freq=1 trainer.test_freq=1 trainer.max_actor_ckpt_to_keep=2",
-        "recipe.keep_best=null",
-    ),
 ]
 ALLOWED_ALGORITHM = [
     "",

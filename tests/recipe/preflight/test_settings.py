@@ -117,7 +117,7 @@ algorithm.filter_groups.max_num_gen_batches=3                        {R}.val_kwa
 trainer.v1.sampler.custom_sampler.path=x    trainer.resume_from_path=x       {R}.do_sample=false
 {R}.do_sample=0             algorithm.norm_adv_by_std_in_grpo=0
 {A}.checkpoint.load_contents=[model]
-recipe.guard.rollback.lr_factor=1           recipe.guard.rollback.kl_loss_coef=0
+recipe.guard.action=rollback
 recipe.history.weight=0     recipe.history.floor=0.5       recipe.curriculum.candidates=0
 recipe.curriculum.target=2  recipe.curriculum.decay=0      recipe.one_question=-1
 recipe.one_question=[1]     {R}.max_model_len=null
@@ -195,7 +195,6 @@ NAME = "recipe.weights.name"
 CRITIC = "critic.enable=true"
 KL = f"{A}.use_kl_loss={{}} {A}.kl_loss_coef=0.04"
 OWN_LOSS = f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.clip_cov_ratio=0.1"
-ROLLBACK = "recipe.guard.action=rollback recipe.guard.rollback.kl_loss_coef=0.1"
 
 
 @pytest.mark.config
@@ -206,7 +205,6 @@ ROLLBACK = "recipe.guard.action=rollback recipe.guard.rollback.kl_loss_coef=0.1"
         (f"{A}.kl_loss_type=k3", f"{A}.use_kl_loss=false"),
         ("recipe.guard.window=5", "recipe.guard.action=off"),
         ("recipe.guard={window:5}", "recipe.guard.action=off"),
-        ("recipe.guard.action=stop recipe.guard.rollback.times=1", "recipe.guard.action=stop"),
         (f"{MODEL}.lora_alpha=32", f"{MODEL}.lora_rank=0"),
         ("method=cw_grpo recipe.weights.clip_cov.ratio=0.1", f"{NAME}=gaussian_covariance"),
         (f"method=sapo {A}.policy_loss.ppo_kl_coef=1", f"{switches.LOSS}=sapo"),
@@ -241,7 +239,6 @@ ROLLBACK = "recipe.guard.action=rollback recipe.guard.rollback.kl_loss_coef=0.1"
         (f"{A}.ppo_micro_batch_size_per_gpu=32", None),
         (KL.format("true"), None),
         (KL.format("false"), None),  # turned off in the same command
-        (f"{ROLLBACK} {A}.kl_loss_type=k3", None),  # read after a roll-back
         (OWN_LOSS, None),
         (f"{MODEL}.lora_rank=8 {MODEL}.lora_alpha=32", None),
         ("method=cw_grpo recipe.weights.gaussian_covariance.preset=official_code", None),

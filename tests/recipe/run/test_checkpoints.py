@@ -151,13 +151,3 @@ def test_a_deletion_that_a_kill_cut_leaves_no_half_checkpoint(
     assert len(list(folder.glob(".deleted_*"))) == 1
     checkpoints.repair(folder)
     assert not list(folder.glob(".deleted_*"))
-
-
-def test_the_room_for_one_more_is_that_of_the_last(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = sum(p.stat().st_size for p in (folder / "global_step_12").rglob("*") if p.is_file())
-    for free, lacking in ((size, 0), (size - 7, 7)):
-        usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr("shutil.disk_usage", lambda path, usage=usage: usage)
-        assert checkpoints.missing_room(folder) == lacking

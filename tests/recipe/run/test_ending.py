@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from prompt_aug.base.files import read_json
 from recipe import train
 from recipe.errors import ExhaustedError
-from recipe.run import ending
+from recipe.run import ending, progress
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder, append_metrics
 from recipe.run.stop import StoppedError
@@ -98,7 +98,8 @@ def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(launch, "run", run)
     code, told = train.carry_out(config)
-    assert (code, told) == (75, "ended early, the same command continues: a signal asked")
+    assert code == 75
+    assert told.startswith("ended early: a signal asked; no step was done: the same command")
     assert ending.own_words(StoppedError("here")) == "here"
 
 
@@ -107,7 +108,16 @@ def test_what_is_saved_is_said_and_nothing_more(config: Any, folder: RunFolder) 
     append_metrics(folder.root, 1, {})
     assert "1 steps were done and none was saved" in ending.how_to_go_on(config)
     (folder.checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
-    assert "step 1 is saved" in ending.how_to_go_on(config)
+    assert ending.how_to_go_on(config).startswith("step 1 is saved in ")
+    append_metrics(folder.root, 2, {})
+    assert ending.how_to_go_on(config).startswith("step 2 is lost; step 1 is saved in ")
+    append_metrics(folder.root, 4, {})
+    assert ending.how_to_go_on(config).startswith("steps 2 to 4 are lost; step 1 is saved in ")
+
+
+def test_the_reason_of_the_watchdog_is_told(config: Any, folder: RunFolder) -> None:
+    progress.reached(folder.root, progress.HUNG, why="nothing has moved")
+    assert ending.explain(RuntimeError("the actor died"), config).startswith("nothing has moved\n")
 
 
 def wrapped(cause: Exception) -> Exception:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.errors import HungError
-from recipe.run import stop
+from recipe.run import progress, stop
 from recipe.run.folder import RunFolder
-from recipe.run.stop import Limit, Watchdog
+from recipe.run.stop import Limit, StopRequest, Watchdog
 
 
 class Clock:
@@ -31,7 +30,7 @@ def limit(folder: Path, deadline: float | None, steps: list[float], save: float)
     for seconds in steps:
         made.begin_step()
         clock.now += seconds
-        made.end()
+        made.end_step()
     made.saved(save)
     made.saved(save / 2)  # the longest counts
     made.begin_step()
@@ -57,30 +56,35 @@ def test_a_step_that_would_not_fit_is_not_begun(
     made = limit(tmp_path, deadline, steps, save)
     reason = made.after_step()
     assert bool(reason) == stops
-    assert made.while_waiting() is None  # nothing is discarded without a signal
+    assert made.in_step() is None and made.in_validation() is None
     if deadline == 1293:
         assert "143 s are left" in str(reason) and "may take 144 s" in str(reason)
 
 
-def test_a_signal_ends_at_the_boundary_and_discards_only_what_would_be_too_late(
-    tmp_path: Path,
-) -> None:
-    RunFolder(tmp_path).stop_request.write_text("")
-    for deadline, discarded in ((None, True), (1294, False), (1293, True)):
+def test_a_validation_leaves_time_for_the_save(tmp_path: Path) -> None:
+    for left, cut in ((25, False), (23, True)):
+        assert bool(limit(tmp_path, 1150 + left, [100, 50], 20).in_validation()) == cut
+    StopRequest.create(tmp_path)
+    assert limit(tmp_path, None, [], 0).in_validation() == "a signal asked the run to end"
+
+
+def test_a_signal_ends_after_the_step_unless_that_would_be_too_late(tmp_path: Path) -> None:
+    StopRequest.create(tmp_path)
+    for deadline, ends_at_once in ((None, False), (1294, False), (1293, True)):
         made = limit(tmp_path, deadline, [100, 50], 20)
         assert made.after_step() == "a signal asked the run to end"
-        assert bool(made.while_waiting()) == discarded
-    assert limit(tmp_path, 9999, [], 0).while_waiting()  # the first step: unknown, so at once
+        assert bool(made.in_step()) == ends_at_once
+    assert limit(tmp_path, 9999, [], 0).in_step()  # the first step: unknown, so at once
 
 
 def test_a_preemption_brings_the_deadline_forward(tmp_path: Path) -> None:
-    RunFolder(tmp_path).stop_request.write_text("")
-    for left, discarded in (("", False), ("500", False), ("100", True), ("-7", True)):
+    for left, ends_at_once in (("", False), ("500", False), ("100", True), ("-7", True)):
         told = str(time.time() + int(left)) if left else ""  # "": being written
-        RunFolder(tmp_path).ends.write_text(told)
-        assert bool(limit(tmp_path, 9999, [100, 50], 20).while_waiting()) == discarded
-    RunFolder(tmp_path).ends.write_text(str(time.time() + 9e5))  # of a time limit, not of this one
-    assert limit(tmp_path, 1200, [100, 50], 20).while_waiting()
+        RunFolder(tmp_path).stop_request.write_text(told)
+        StopRequest.create(tmp_path)  # by the launching process, which changes no deadline
+        assert bool(limit(tmp_path, 9999, [100, 50], 20).in_step()) == ends_at_once
+    RunFolder(tmp_path).stop_request.write_text(str(time.time() + 9e5))  # of a time limit
+    assert limit(tmp_path, 1200, [100, 50], 20).in_step()  # the job's own is earlier
 
 
 def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,43 +105,32 @@ def test_a_change_of_the_time_of_day_ends_no_run(
     made = Limit.of(tmp_path)
     made.begin_step()
     monkeypatch.setattr(time, "time", lambda: now + jump)
-    made.end()
+    made.end_step()
     assert 0 <= made.steps[0] < 60 and made.after_step() is None
 
 
-def test_the_guard_ends_a_process_without_progress(tmp_path: Path) -> None:
-    """An engine hangs while it gets weights: then nobody calls `see`."""
+def hung(run_dir: Path) -> str:
+    record = progress.find(run_dir, progress.HUNG)
+    return record["why"] if record else ""
+
+
+def test_a_process_without_progress_ends(tmp_path: Path) -> None:
     clock, ended = Clock(), []
     dog = Watchdog(100, clock)
-    clock.now += 109  # of 110: a wait with `see` ends before, at 100
-    assert dog.overdue() is None
+    for work in ((0, 0), (1, 0), (1, 1)):
+        dog.see(work)
+        clock.now += 100
+        dog.see(work)  # a group every 100 s is slow, and moves
+        assert dog.overdue() is None
+    dog.begin()  # another part of a step
     clock.now += 100
-    dog.begin()
     assert dog.overdue() is None
-    clock.now += 111
+    dog.see((1, 1))
+    clock.now += 1
     dog.guard(tmp_path, end=ended.append)
     assert ended == [1]
-    assert "nothing has moved for 111 s outside of" in RunFolder(tmp_path).hung.read_text()
-    stop.Signals(tmp_path)  # the next start
-    assert not RunFolder(tmp_path).hung.exists()
-
-
-def test_a_dead_engine_is_waited_for_300_seconds() -> None:
-    """It dies at 1000, in a part of a step that began at 990."""
-    clock = Clock(990)
-    dog = Watchdog(3600, clock)
-    clock.now = 1000
-    assert dog.overdue("") is None
-    assert dog.overdue("worker_0") is None
-    clock.now = 1300
-    assert dog.overdue("worker_0") is None
-    clock.now = 1301
-    assert "nothing has moved in the 301 s since" in (dog.overdue("worker_0") or "")
-    dog.begin()  # the trainer has noticed by itself, and saves
-    clock.now = 1302
-    assert dog.overdue("worker_0") is None
-    clock.now = 1302 + 3961  # the other limit holds
-    assert "nothing has moved for" in (dog.overdue("worker_0") or "")
+    told = "nothing has moved for 101 s (recipe.rollout.hang_seconds=100)"
+    assert hung(tmp_path).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -167,74 +160,38 @@ def test_the_guard_sees_a_dead_engine_or_actor(
     dog = Watchdog(1e9, clock)
     dog.guard(tmp_path, lambda: next(actors), ended.append)
     assert ended == [1]
-    assert RunFolder(tmp_path).hung.read_text().startswith(told)
+    assert hung(tmp_path).startswith(told)
     assert list(looks) == []
 
 
-def test_only_a_wait_without_progress_ends() -> None:
-    clock = Clock()
-    dog = Watchdog(100, clock)
-    for work in ((0, 0), (1, 0), (1, 1)):
-        dog.see(work)
-        clock.now += 100
-        dog.see(work)  # a group every 100 s is slow, and moves
-    dog.begin()
-    clock.now += 1000  # an update between two waits
-    dog.see((1, 1))
-    clock.now += 101
-    with pytest.raises(HungError, match=r"for 101 s \(recipe\.rollout\.hang_seconds=100\)"):
-        dog.see((1, 1))
-
-
 PROGRAM = """
-import signal, sys, time
+import sys, time
 from pathlib import Path
-from recipe.run import stop
+from recipe.run import progress, stop
 folder, what = Path(sys.argv[1]), sys.argv[2]
 stop.SAME = 0.5
-signals = stop.Signals(folder)
 
-class TaskRunner:
-    @classmethod
-    def options(cls, **keywords):
-        cls.options_seen = keywords
-        return cls
-    @classmethod
-    def remote(cls):
-        return cls.options_seen
+def failing(run_dir):
+    raise OSError("the disk is full")
+
+def slow(run_dir, create=stop.StopRequest.create):
+    time.sleep(0.8)
+    create(run_dir)
 
 class Callback:
     def __del__(self):  # what a handler raises here is dropped
         print("ready", flush=True)
         time.sleep(30)
 
-def failing(*_):
-    raise OSError("the disk is full")
-
-def slow(path, text):
-    time.sleep(0.8)
-    path.write_text(text)
-
-with signals.handled():
-    if "ray" in what:  # what ray.init does
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-    if "ours" in what:
-        assert stop.AfterRay(TaskRunner, signals.listen).options(a=1).remote() == {"a": 1}
-    if "step" in what:
-        stop.steps_begin(folder)
-    stop.write_text = failing if "full" in what else slow if "slow" in what else stop.write_text
-    if "callback" in what:
-        Callback()
-    print("ready", flush=True)
-    if "end" in what:
-        signal.raise_signal(signal.SIGTERM)
-    else:
-        time.sleep(30)
-if "later" in what:
-    signals.folder.stop_request.unlink()
-    signal.raise_signal(signal.SIGTERM)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as before a roll-back
-sys.exit(7 if signals.folder.stop_request.exists() else 8)
+stop.SignalHandler(folder)
+if "step" in what:
+    progress.reached(folder, progress.TRAINING, step=0)
+if "full" in what or "slow" in what:
+    stop.StopRequest.create = failing if "full" in what else slow
+if "callback" in what:
+    Callback()
+print("ready", flush=True)
+time.sleep(30)
 """
 
 
@@ -254,21 +211,20 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-# callback: what a handler raises is dropped there, as in a callback of a fork in ray.init.
-@pytest.mark.parametrize("what", ["", "ray", "ray, ours again", "callback, ray"])
+@pytest.mark.parametrize("what", ["", "callback"])
 def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path, what: str) -> None:
     process = launched(tmp_path, what)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 75
-    assert not RunFolder(tmp_path).stop_request.exists()
+    assert StopRequest.read(tmp_path) is None
 
 
 def test_a_signal_during_steps_is_left_to_the_trainer_and_a_second_one_is_not(
     tmp_path: Path,
 ) -> None:
-    RunFolder(tmp_path).stop_request.write_text("of the run before")
-    process = launched(tmp_path, "ray, ours again, step")
-    assert not RunFolder(tmp_path).stop_request.exists()
+    StopRequest.create(tmp_path)  # of the run before
+    process = launched(tmp_path, "step")
+    assert StopRequest.read(tmp_path) is None
     process.send_signal(signal.SIGTERM)
     assert within(20, RunFolder(tmp_path).stop_request.exists)
     os.kill(process.pid, signal.SIGTERM)  # SLURM signals every process, and so does the script
@@ -294,8 +250,3 @@ def test_a_signal_ends_a_run_that_cannot_be_asked_to_save(tmp_path: Path) -> Non
     process = launched(tmp_path, "step, full")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 1
-
-
-@pytest.mark.parametrize("what", ["step, end", "step, end, later"])
-def test_a_signal_at_the_end_is_seen_before_a_roll_back(tmp_path: Path, what: str) -> None:
-    assert launched(tmp_path, what).wait(20) == 7

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer
 
-from recipe.errors import ExhaustedError, LostEngineError, RolloutError
+from recipe.errors import ExhaustedError, RolloutError
 from recipe.trainer import replay_buffer as ours
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
@@ -31,7 +31,6 @@ class Queue:
         self.tags: dict[str, dict[str, Any]] = {}
         self.accuracy: dict[str, float] = {}
         self.count, self.polls = 0, 0
-        self.engine_gone = False
         self.vanish: set[str] = set()  # rows that are lost on the way
 
     def submit(self, prompts: int) -> None:
@@ -44,8 +43,8 @@ class Queue:
     def finish(self, uid: str, group: Group) -> None:
         self.tags[uid]["status"] = "failure" if None in group else "finished"
         if None in group:
-            told = {"error": f"ValueError: {uid}", "engine_gone": self.engine_gone}
-            self.tags[uid] |= {**told, "lost": group.count(None), "asked": len(group)}
+            counts = {"lost": group.count(None), "asked": len(group)}
+            self.tags[uid] |= {"error": f"ValueError: {uid}", **counts}
         for i, accuracy in enumerate(group):
             if accuracy is not None and None not in group and f"{uid}_{i}" not in self.vanish:
                 self.tags[f"{uid}_{i}_0"] = {"status": "success"}
@@ -88,12 +87,11 @@ def sample(
     metric: str | None = "acc",
     looks: int | Callable[[], int] = 0,
     in_rounds: bool = False,
-    engine_gone: bool = False,
     vanish: frozenset[str] = frozenset(),
 ) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
     """(groups in the batch, counts, queue, calls of `on_evicted`) of one step."""
     queue, told = Queue(script, looks if callable(looks) else lambda: looks), []
-    queue.engine_gone, queue.vanish = engine_gone, set(vanish)
+    queue.vanish = set(vanish)
     monkeypatch.setattr(replay_buffer, "tq", queue)
     monkeypatch.setattr(ours, "tq", queue)
     settings = {"max_gen_batches": max_gen_batches, "on_exhausted": on_exhausted}
@@ -236,9 +234,8 @@ def test_verl_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "changes", "told"),
     [
-        ([HALF, MIXED], {}, "1 of the step's 4 rollouts .* of 1 of 2 questions.*: u000"),
-        ([MIXED, LOST], {}, "2 of the step's 4 rollouts .* of 1 of 2 questions.*: u001"),
-        ([HALF, LOST], {}, "3 of the step's 4 rollouts .* of 2 of 2 questions.*: u000"),
+        ([HALF, MIXED], {}, "1 of 2 rollouts of question u000 failed, .*: ValueError: u000"),
+        ([MIXED, LOST], {}, "2 of 2 rollouts of question u001"),
         # A finished group lacks a row, or all of them.
         ([MIXED] * 2, {"vanish": {"u001_0"}}, "2 questions x 2 .* got 3 .* of 2 .*u001 has 1"),
         ([MIXED] * 2, {"vanish": {"u001_0", "u001_1"}}, "2 questions x 2 .* got 2 .* of 1 "),
@@ -253,39 +250,16 @@ def test_an_incomplete_step_is_not_trained(
 ) -> None:
     if metric and "got 2" in told:
         pytest.skip("the filter reads the accuracies of a group, of which there are none")
-    with pytest.raises(RolloutError, match=told) as raised:
+    with pytest.raises(RolloutError, match=told):
         sample(monkeypatch, script, metric=metric, **changes)
-    assert not isinstance(raised.value, LostEngineError)
     sample(monkeypatch, [MIXED, MIXED], metric=metric)  # a complete one is
 
 
-@pytest.mark.parametrize(
-    ("script", "looks", "told"),
-    [
-        # u000 is replaced by u002 and u003: four questions were requested when u003 fails.
-        ([WRONG, MIXED, MIXED, HALF], [0] * 4, "1 of the step's 8 rollouts .* 1 of 4 questions"),
-        # u001 fails before u003 is requested.
-        ([WRONG, HALF, MIXED], [0, 1, 9], "1 of the step's 6 rollouts .* 1 of 3 questions"),
-    ],
-)
-def test_a_failure_ends_the_step_and_its_requests(
-    monkeypatch: pytest.MonkeyPatch, script: list[Group], looks: list[int], told: str
-) -> None:
-    polls = iter(looks)
-    with pytest.raises(RolloutError, match=told):
-        sample(monkeypatch, script, looks=lambda: next(polls))
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_only_a_dead_engine_ends_the_step_at_once(
-    monkeypatch: pytest.MonkeyPatch, gone: bool
-) -> None:
-    """u000 fails at once, u001 finishes forty polls later; neither causes more requests."""
+def test_a_failure_ends_the_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """u000 fails at once; u001 would finish forty polls later."""
     looks = iter([0, 40])
-    script = [HALF, LOST] if gone else [HALF, MIXED]
-    with pytest.raises(RolloutError, match="^an engine or a reward" if gone else "^1 of") as raised:
-        sample(monkeypatch, script, looks=lambda: next(looks), engine_gone=gone)
-    assert isinstance(raised.value, LostEngineError) is gone
+    with pytest.raises(RolloutError, match="u000"):
+        sample(monkeypatch, [HALF, MIXED], looks=lambda: next(looks))
 
 
 def test_verl_trains_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

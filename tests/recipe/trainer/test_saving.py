@@ -1,6 +1,6 @@
 """What the trainer saves if a run ends before its last step, and what it deletes and restores."""
 
-import errno
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +12,10 @@ from fake_trainer import FakeTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.base.files import read_json
-from recipe.errors import ExhaustedError, HungError, LostEngineError, RolloutError
-from recipe.run import checkpoints, rollbacks
+from recipe.run import checkpoints
 from recipe.run import folder as run_folder
-from recipe.run.stop import StoppedError
-from recipe.trainer.guard import CollapseError, RollbackError
+from recipe.run.stop import StoppedError, StopRequest
+from recipe.trainer.guard import CollapseError
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 TOTAL = 20
@@ -28,24 +27,34 @@ class Trainer(FakeTrainer):
     def __init__(self, run_dir: Path, step: int = 0) -> None:
         super().__init__(run_dir, step, total=TOTAL)
         self.done: list[Any] = []
-        record = self.done.append
-        self.logger = SimpleNamespace(log=lambda data, step: record(f"log {step}"))
         self.checkpoint_manager = SimpleNamespace(
-            abort_replicas=lambda reject_request: record("abort")
+            abort_replicas=lambda reject_request: self.done.append("abort")
         )
 
-    def on_sample_end(self) -> None:
-        self.done.append("engine sleeps")
-
-    def _compute_metrics(self, batch: Any, metrics: dict, timing_raw: dict, **key: Any) -> None:
-        assert "step" in timing_raw
-        run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
-        self.done.append(f"line {key['global_steps']} of epoch {key['epoch']}")
+    def finish(self) -> None:
+        """Step and validation, as verl's fit does."""
+        metrics: dict[str, Any] = {}
+        self.step(metrics, {})
+        metrics |= self._validate()
+        self.end_step(metrics)
+        self.global_steps += 1
 
 
 @pytest.fixture(autouse=True)
 def verl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that verl's trainer writes, and its step."""
+    """The files that verl's trainer writes, its step, and its hooks."""
+
+    def step(self: Any, metrics: dict, timing_raw: dict) -> str:
+        self.train_dataloader.position += 1
+        self.fetched += 1
+        self.while_waiting("train", 0, 0)
+        metrics["critic/score/mean"] = 0.5
+        return "batch"
+
+    def validate(self: Any) -> dict[str, float]:
+        self.while_waiting("val", 0, 0)
+        self.done.append("validation")
+        return {"val/t/accuracy": 0.5}
 
     def save(self: Any) -> None:
         folder = checkpoints.step_folder(self.saves, self.global_steps)
@@ -56,24 +65,13 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(self: Any) -> None:
         self.global_steps = checkpoints.tracked_step(self.saves) or 0
 
+    calls = {"on_sample_end": "engine sleeps", "on_step_end": "engine has weights"}
+    for name, call in calls.items():
+        monkeypatch.setattr(PPOTrainerSync, name, lambda self, call=call: self.done.append(call))
+    for name, made in (("step", step), ("_validate", validate)):
+        monkeypatch.setattr(PPOTrainerSync, name, made)
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", load)
-    verl_step(monkeypatch)
-
-
-def verl_step(monkeypatch: pytest.MonkeyPatch, raises: type[Exception] | None = None) -> None:
-    """verl's step: fetches a batch, waits for its rollouts, trains."""
-
-    def step(self: Any, metrics: dict, timing_raw: dict) -> str:
-        self.train_dataloader.position += 1
-        self.fetched += 1
-        if raises:
-            raise raises("why")
-        self.check_stop()
-        metrics["critic/score/mean"] = 0.5
-        return "batch"
-
-    monkeypatch.setattr(PPOTrainerSync, "step", step)
 
 
 def saved(trainer: Trainer, step: int) -> tuple[int, int]:
@@ -83,203 +81,82 @@ def saved(trainer: Trainer, step: int) -> tuple[int, int]:
     return torch.load(folder / "data.pt")["position"], state["fetched"]
 
 
-@pytest.mark.parametrize(
-    ("error", "step", "tracked", "done"),
-    [
-        (ExhaustedError, 10, 5, ["engine sleeps", "save 9"]),
-        (ExhaustedError, 10, 9, []),  # already saved
-        (ExhaustedError, 1, None, []),  # before the first step
-        (HungError, 2, None, ["save 1"]),  # only an engine that responds is called
-        (LostEngineError, 2, None, ["save 1"]),
-        (RolloutError, 2, None, ["engine sleeps", "save 1"]),  # an idle one releases its memory
-        (KeyError, 2, None, []),
-    ],
-)
-def test_an_error_in_a_step_saves_the_step_before(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    error: type[Exception],
-    step: int,
-    tracked: int | None,
-    done: list[str],
-) -> None:
-    verl_step(monkeypatch, error)
-    trainer = Trainer(tmp_path, step)
-    if tracked:
-        (trainer.saves / checkpoints.TRACKER).write_text(str(tracked))
-    (trainer.saves / "global_step_9").mkdir()  # a folder that the tracker does not name
-    with pytest.raises(error, match="why"):
-        trainer.step({}, {})
-    assert trainer.done == done
-    if done:
-        fetched = 1 if error is ExhaustedError else 0
-        assert saved(trainer, step - 1) == (fetched, fetched)
-
-
-def test_a_signal_during_rollouts_saves_the_step_before_with_its_questions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    trainer = Trainer(tmp_path, step=3)
-    trainer.step({}, {})
-    trainer.global_steps = 4
-    monkeypatch.setattr(trainer.limit, "after_step", lambda: None)  # it comes during the step
-    (run_folder.RunFolder(tmp_path).stop_request).write_text("")
-    with pytest.raises(StoppedError, match="a signal"):
-        trainer.step({}, {})
-    assert trainer.done == ["abort", "engine sleeps", "save 3"]
-    assert saved(trainer, 3) == (1, 1)  # the batch of step 4 is fetched again after a resume
-    assert trainer.train_dataloader.position == 2
+def steps(trainer: Trainer) -> list[int]:
+    return [line["step"] for line in run_folder.read_metrics(trainer.run_dir)]
 
 
 @pytest.mark.parametrize(
-    ("error", "done"),
+    ("moment", "done"),
     [
-        *((HungError, ["save 1"]), (LostEngineError, ["save 1"])),
-        *((RolloutError, ["engine sleeps", "save 1"]), (KeyError, [])),
+        ("step", ["engine sleeps", "save 3"]),  # the validation is skipped
+        ("validation", ["abort", "engine sleeps", "save 3"]),  # and cut short
+        ("end", ["validation", "engine sleeps", "save 3"]),
+        ("saved", ["validation"]),  # verl has saved this step
+        ("last step", []),  # which ends as usual
     ],
 )
-def test_an_error_in_a_validation_saves_the_step_before_it_with_its_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[Exception], done: list[str]
+def test_a_signal_saves_the_step_under_way_and_ends_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str, done: list[str]
 ) -> None:
-    def validate(self: Any) -> dict[str, float]:
-        raise error("why")
+    trainer = Trainer(tmp_path, step=TOTAL if moment == "last step" else 3)
+    hooked = {"validation": "_validate", "end": "_alarm", "saved": "_alarm"}.get(moment, "step")
+    original = getattr(PPOTrainerSync if hooked != "_alarm" else Trainer, hooked)
 
-    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
-    trainer = Trainer(tmp_path, step=0)
-    with pytest.raises(error):
-        trainer._validate()  # before the first step there is nothing to save
-    assert trainer.done == []
-    trainer.global_steps = 1
-    trainer.step({}, {})
-    with pytest.raises(error):
-        trainer._validate()
-    assert trainer.done == done
-    if done:
-        assert saved(trainer, 1) == (1, 1)
-        checkpoints.restore_line(tmp_path, trainer.saves)
-        assert [m["step"] for m in run_folder.read_metrics(tmp_path)] == [1]
+    def signaled(self: Any, *arguments: Any) -> Any:
+        StopRequest.create(tmp_path)
+        if moment == "saved":
+            (self.saves / checkpoints.TRACKER).write_text("3")
+        return original(self, *arguments)
 
-
-@pytest.mark.parametrize(
-    ("step", "done"),
-    [
-        (5, ["save 5", "line 5 of epoch 1", "log 5"]),
-        (TOTAL, []),  # the last step ends as usual
-    ],
-)
-def test_a_signal_during_an_update_saves_this_step_and_its_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, done: list[str]
-) -> None:
-    trainer = Trainer(tmp_path, step)
-    reasons = iter([None, "the time is over"])
-    monkeypatch.setattr(trainer.limit, "after_step", lambda: next(reasons))
-    if step == TOTAL:
-        assert trainer.step({}, {}) == "batch"
-    else:
-        with pytest.raises(StoppedError, match="the time is over"):
-            trainer.step({}, {})
-        assert saved(trainer, step) == (1, 1)
-    assert trainer.done == done
+    monkeypatch.setattr(PPOTrainerSync if hooked != "_alarm" else Trainer, hooked, signaled)
+    trainer.finish()
+    assert trainer.done == done and steps(trainer) == [trainer.global_steps - 1]
+    if "save 3" in done:
+        assert saved(trainer, 3) == (1, 1)
+    if moment != "last step":
+        with pytest.raises(StoppedError, match="a signal"):
+            trainer.finish()
+        assert trainer.fetched == 1
 
 
-def verl_validate(monkeypatch: pytest.MonkeyPatch, run_dir: Path, signal: bool = False) -> None:
-    """verl's validation: waits for rollouts; a signal may come meanwhile."""
-
-    def validate(self: Any) -> dict[str, float]:
-        if signal:
-            run_folder.RunFolder(run_dir).stop_request.write_text("")
-        self.check_stop()
-        self.done.append("validation")
-        return {"val/t/accuracy": 0.5}
-
-    monkeypatch.setattr(PPOTrainerSync, "_validate", validate)
-    monkeypatch.setattr(
-        PPOTrainerSync, "on_step_end", lambda self: self.done.append("engine has weights")
-    )
-
-
-def test_a_signal_during_a_validation_saves_the_step_before_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    verl_validate(monkeypatch, tmp_path, signal=True)
+def test_a_step_that_would_end_too_late_is_not_saved(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, step=3)
-    trainer.step({}, {})
-    with pytest.raises(StoppedError, match="the validation under way"):
-        trainer._validate()
-    assert trainer.done == ["abort", "engine sleeps", "save 3"]
-    assert saved(trainer, 3) == (1, 1)
-    checkpoints.restore_line(tmp_path, trainer.saves)
-    assert [m["step"] for m in run_folder.read_metrics(tmp_path)] == [3]
+    trainer.finish()
+    run_folder.RunFolder(tmp_path).stop_request.write_text(str(time.time() - 1))  # the deadline
+    with pytest.raises(StoppedError, match="the step under way would end too late"):
+        trainer.finish()
+    assert trainer.done == ["validation"] and steps(trainer) == [3]
 
 
-@pytest.mark.parametrize(
-    ("left", "validations", "done"),
-    [
-        (None, [], ["validation"]),
-        (1000, [100.0], ["validation"]),
-        (1000, [], ["engine sleeps", "save 3", "engine has weights", "validation"]),  # unknown
-        (1000, [900.0], ["engine sleeps", "save 3"]),  # may take 1.2 times 900 s
-    ],
-)
-def test_a_step_is_saved_before_a_validation_that_the_job_may_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    left: int | None,
-    validations: list[float],
-    done: list[str],
-) -> None:
-    verl_validate(monkeypatch, tmp_path)
+def test_before_the_deadline_the_last_step_that_fits_is_saved(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, step=3)
-    trainer.limit.deadline = left and trainer.limit.clock() + left
-    trainer.limit.validations.extend(validations)
-    trainer.step({}, {})
-    if done[-1] == "validation":
-        trainer._validate()
-        assert len(trainer.limit.validations) == len(validations) + 1
-    else:
-        with pytest.raises(StoppedError, match="a validation with a checkpoint may take"):
-            trainer._validate()
-    assert trainer.done == done
+    trainer.limit.deadline = trainer.limit.clock() + 100
+    trainer.finish()
+    trainer.limit.steps.append(90)  # the next may take 1.2 times 90 s
+    trainer.finish()
+    assert trainer.done == ["validation", "validation", "engine sleeps", "save 4"]
+    with pytest.raises(StoppedError, match="s are left of the job's time"):
+        trainer.finish()
+    assert saved(trainer, 4) == (2, 2)
 
 
-def test_no_weights_are_sent_to_a_dead_engine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    verl_validate(monkeypatch, tmp_path)
-    trainer = Trainer(tmp_path, step=3)
-    trainer.on_step_end()
-    trainer.check_progress(1)
-    trainer.watchdog.overdue("engine 0")  # called by the watchdog's thread
-    with pytest.raises(LostEngineError, match="engine 0 ended in the middle of a step"):
-        trainer.check_progress(2)  # while it waits for rollouts
-    with pytest.raises(LostEngineError, match="engine 0"):
-        trainer.on_step_end()
-    assert trainer.done == ["engine has weights", "save 3"]
-
-
-def test_the_watchdog_starts_once_with_the_first_validation_or_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("on_train_begin", "on_validate_begin"):
-        monkeypatch.setattr(PPOTrainerSync, name, lambda self: None)
-    for first in ("on_train_begin", "on_validate_begin"):
-        trainer, started = Trainer(tmp_path), list[Path]()
-        trainer.watchdog.guard = lambda run, gone, started=started: started.append(run)
-        for hook in (first, "on_train_begin", "on_validate_begin"):
-            trainer.watchdog.since = 0.0
-            getattr(trainer, hook)()
-            assert trainer.watchdog.since > 0
-        while not started:
-            time.sleep(0.01)
-        assert started == [tmp_path]
-
-
-def test_a_signal_during_a_validation_begins_no_step(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, step=5)
-    (run_folder.RunFolder(tmp_path).stop_request).write_text("")
+def test_a_signal_in_the_validation_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    StopRequest.create(tmp_path)
     with pytest.raises(StoppedError):
-        trainer.step({}, {})
-    assert trainer.done == ["engine sleeps", "save 4"] and trainer.fetched == 0
+        trainer._validate()
+
+
+def test_the_watchdog_starts_when_the_engine_has_its_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The limit for a step does not apply to the start of the engines."""
+    monkeypatch.setattr(PPOTrainerSync, "on_init_end", lambda self: None)
+    trainer, started = Trainer(tmp_path), threading.Event()
+    trainer.watchdog.guard = lambda *_: started.set()
+    trainer.watchdog.since = 0.0
+    trainer.on_init_end()
+    assert trainer.watchdog.since > 0 and started.wait(20)
 
 
 def test_a_line_lost_to_a_kill_after_its_checkpoint_is_restored_once(tmp_path: Path) -> None:
@@ -312,126 +189,69 @@ def test_lines_after_the_checkpoint_and_surplus_checkpoints_are_removed(tmp_path
     assert checkpoints.saved_steps(trainer.saves) == [2]
 
 
-@pytest.mark.parametrize(
-    ("key", "lines", "kept"),
-    [
-        ("val/t/accuracy", [{"val/t/accuracy": x} for x in (0.1, 0.9, 0.3, 0.9)], [2, 4]),
-        # Until the first validation only the last checkpoint is kept. The validation lacks the
-        # key: nothing is deleted from then on, or the best checkpoint would be lost.
-        ("val/other/accuracy", [{}, {}, {"val/t/accuracy": 0.5}, {}, {}], [3, 4, 5]),
-    ],
-)
-def test_the_best_and_the_last_checkpoint_are_kept(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    key: str,
-    lines: list[dict[str, float]],
-    kept: list[int],
-) -> None:
-    trainer = Trainer(tmp_path, step=0)
+def test_the_best_and_the_last_checkpoint_are_kept(tmp_path: Path) -> None:
+    trainer, key = Trainer(tmp_path, step=0), "val/t/accuracy"
     trainer.keep_last, trainer.config.recipe.keep_best = 1, key
-    for step, line in enumerate(lines, start=1):
+    for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.9), start=1):
         trainer.global_steps = step
-        if len(lines) == 4:  # validated before the save
-            run_folder.append_metrics(tmp_path, step, line)
+        run_folder.append_metrics(tmp_path, step, {key: accuracy})
         trainer._save_checkpoint()
-        if len(lines) == 5:
-            run_folder.append_metrics(tmp_path, step, line)
-    assert checkpoints.saved_steps(trainer.saves) == kept
-    assert capsys.readouterr().out.count(f"recipe.keep_best={key}") == (len(lines) == 5)
+    assert checkpoints.saved_steps(trainer.saves) == [2, 4]
 
 
 @pytest.mark.parametrize(
-    ("action", "tracked", "ends", "done", "after"),
+    ("action", "tracked", "done"),
     [
-        ("off", None, None, [], None),
-        ("warn", None, None, [], None),
-        ("save", 1, None, ["engine sleeps", "save 3", "engine has weights"], None),
-        ("save", 3, None, [], None),  # saved already, and the engine has its weights
-        ("stop", 1, CollapseError, ["engine sleeps", "save 3"], None),
-        ("rollback", 1, RollbackError, [], (3, 1)),
-        ("rollback", 3, RollbackError, [], (3, 1)),  # the best saved step before the alarm
-        ("rollback", None, CollapseError, ["engine sleeps", "save 3"], None),  # nothing is saved
-        ("rollback, used up", 1, CollapseError, ["engine sleeps", "save 3"], None),
+        ("off", None, []),
+        ("warn", None, []),
+        ("save", None, ["engine sleeps", "save 3", "engine has weights"]),
+        ("save", 3, []),  # saved already, and the engine has its weights
+        ("stop", None, ["engine sleeps", "save 3"]),
     ],
 )
-def test_at_an_alarm(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    action: str,
-    tracked: int | None,
-    ends: type[Exception] | None,
-    done: list[str],
-    after: tuple[int, int] | None,
-) -> None:
-    """At step 3; the fourth step is asked for."""
-    monkeypatch.setattr(Trainer, "on_step_end", lambda self: self.done.append("engine has weights"))
-    monkeypatch.setattr(checkpoints, "damage", lambda folder: None)
+def test_at_an_alarm(tmp_path: Path, action: str, tracked: int | None, done: list[str]) -> None:
+    """At step 3; then the fourth step begins."""
     trainer = Trainer(tmp_path, step=3)
-    rollback = {"lr_factor": 0.5, "kl_loss_coef": None, "times": 0 if "used" in action else 1}
-    settings = {"window": 1, "factor": 2.0, "accuracy_drop": 0.1, "rollback": rollback}
-    trainer.config.recipe.run_dir = str(tmp_path)
-    trainer.config.recipe.guard = {**settings, "action": action.partition(",")[0]}
+    guard = {"window": 1, "factor": 2.0, "accuracy_drop": 0.1, "action": action}
+    trainer.config.recipe.guard = guard
     trainer.config.actor_rollout_ref = {"actor": {"optim": {"lr": 1e-4}}}
-    for step in range(1, tracked + 1) if tracked else []:
-        checkpoints.step_folder(trainer.saves, step).mkdir()
-        (trainer.saves / checkpoints.TRACKER).write_text(str(step))
-    for step, accuracy in ((1, 0.6), (2, 0.5)):
-        line = {"val/t/accuracy": accuracy, "actor/grad_norm": 1.0}
-        run_folder.append_metrics(tmp_path, step, line)
-    metrics = {"actor/grad_norm": 3.0, "val/t/accuracy": 0.7}
-    trainer.guard(metrics)
-    assert metrics.get("guard/breach") == (None if action == "off" else 1)
-    trainer.global_steps = 4
-    if ends is None:
-        assert trainer.step({}, {}) == "batch" and trainer.global_steps == 4
-    else:
-        with pytest.raises(ends, match=r"actor/grad_norm=3 .*from 1 before"):
-            trainer.step({}, {})
+    if tracked:
+        (trainer.saves / checkpoints.TRACKER).write_text(str(tracked))
+    for step in (1, 2):
+        run_folder.append_metrics(tmp_path, step, {"actor/grad_norm": 1.0})
+    trainer.end_step({"actor/grad_norm": 3.0})
     assert trainer.done == done
-    found = [(record["step"], record["to"]) for record in rollbacks.records(tmp_path)]
-    assert found == ([] if after is None else [after])
+    found = run_folder.read_metrics(tmp_path)[-1].get("guard/breach")
+    assert found == (None if action == "off" else 1)
+    trainer.global_steps = 4
+    if action == "stop":
+        with pytest.raises(CollapseError, match=r"actor/grad_norm=3 .*from 1 before"):
+            trainer.step({}, {})
+    else:
+        assert trainer.step({}, {}) == "batch"
 
 
 def test_a_series_of_alarms_saves_once(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, step=0)
-    settings = {"action": "save", "window": 1, "factor": 2.0, "accuracy_drop": 0.1}
-    trainer.config.recipe.guard = settings
+    trainer = Trainer(tmp_path)
+    guard = {"window": 1, "factor": 2.0, "accuracy_drop": 0.1, "action": "save"}
+    trainer.config.recipe.guard = guard
     trainer.config.actor_rollout_ref = {"actor": {"optim": {"lr": 1e-4}}}
-    alarms = []
     for step, norm in enumerate([1, 3, 9, 1, 30], start=1):
-        trainer.global_steps, trainer.save_alarm = step, False
-        metrics = {"actor/grad_norm": float(norm)}
-        trainer.guard(metrics)
-        run_folder.append_metrics(tmp_path, step, metrics)
-        alarms.append((metrics["guard/breach"], trainer.save_alarm))
-    assert alarms == [(0, False), (1, True), (1, False), (0, False), (1, True)]
+        trainer.global_steps = step
+        trainer.end_step({"actor/grad_norm": float(norm)})
+    alarms = [line["guard/breach"] for line in run_folder.read_metrics(tmp_path)]
+    assert alarms == [0, 1, 1, 0, 1]
+    assert [call for call in trainer.done if "save" in call] == ["save 2", "save 5"]
 
 
-def test_a_full_disk_is_reported_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = Trainer(tmp_path, step=1)
-    trainer._save_checkpoint()
-    monkeypatch.setattr(checkpoints, "missing_room", lambda folder: 1000)
-    trainer.global_steps = 2
-    with pytest.raises(OSError, match="1000 bytes") as caught:
-        trainer._save_checkpoint()
-    assert caught.value.errno == errno.ENOSPC
-    assert checkpoints.saved_steps(trainer.saves) == [1]
-
-
-def test_every_poll_reports_progress_and_may_end_the_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    polls: list[str] = []
-    progress: list[tuple[str, int, int]] = []
+def test_every_poll_reports_the_partition_and_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    polls: list[tuple[str, int, int]] = []
     buffer: Any = object.__new__(BoundedReplayBuffer)
-    buffer.on_progress, buffer.on_poll = progress.append, lambda: polls.append("poll")
+    buffer.on_poll = lambda *work: polls.append(work)
     buffer.finished_keys = {"train": {"a", "b"}, "val": {"a"}}
     buffer.failure_keys = {"train": {"c"}, "val": set()}
     parent = BoundedReplayBuffer.__mro__[1]
     monkeypatch.setattr(parent, "_wait_for_next_poll", lambda self, partition, last: last)
     assert buffer._wait_for_next_poll("train", 1.0) == 1.0
     buffer._wait_for_next_poll("val", 1.0)
-    assert (polls, progress) == (["poll"] * 2, [("train", 2, 1), ("val", 1, 0)])
+    assert polls == [("train", 2, 1), ("val", 1, 0)]
