@@ -10,8 +10,9 @@ import pytest
 from huggingface_hub import constants
 
 from prompt_aug.base.files import read_json, write_lines
+from prompt_aug.grading import Grade
 from prompt_aug.prepare import __main__ as prepare
-from prompt_aug.prepare import sources
+from prompt_aug.prepare import filters, sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
 from prompt_aug.questions import read_parquet
 
@@ -28,7 +29,6 @@ ROWS = [
         "problem": "Find the number of pears that Ann has if Bob has nine and she has two more.",
         "answer": "11",
     },
-    {"problem": "How large is it?", "answer": "9^{9^{9^{9}}}"},
 ]
 BENCHMARK = [
     {"question": "FIND the number of pears that Ann has, if Bob has nine and she has 2 more!"},
@@ -64,14 +64,13 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
     manifest = manifest_of(tmp_path)
     assert manifest["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
-    assert (manifest["rows"], manifest["kept"]) == (10, 3)
+    assert (manifest["rows"], manifest["kept"]) == (9, 3)
     assert [(r["row"], r["reason"]) for r in manifest["refused_rows"]] == [
         (2, "empty"),
         (3, "empty"),
         (6, "contradiction"),
         (7, "contradiction"),
         (8, "benchmark_overlap"),
-        (9, "ungradable"),
     ]
     assert manifest["duplicates_of_row"] == {"1": [4]}
     assert sum(manifest["refused"].values()) + manifest["kept"] == manifest["rows"]
@@ -79,6 +78,20 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "of question 0 of pears" in manifest["refused_rows"][4]["detail"]
     shown = capsys.readouterr().out
     assert "row 8: 0.80 of question 0 of pears" in shown  # 17 words, 10 8-grams, 2 with "two"
+
+
+def test_an_answer_that_the_grader_rejects_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rejecting(pairs: list[tuple[str, str]]) -> list[Grade]:
+        status = {"4": "no_answer"}
+        return [Grade(extracted=g, status=status.get(g, "correct"), detail="") for _, g in pairs]
+
+    monkeypatch.setattr(filters, "grade_many", rejecting)
+    assert run(tmp_path) == 0
+    assert {"row": 1, "reason": "ungradable", "detail": "'4' graded no_answer against itself"} in (
+        manifest_of(tmp_path)["refused_rows"]
+    )
 
 
 def test_run_again_it_gives_the_same_bytes_and_killed_it_leaves_no_manifest(

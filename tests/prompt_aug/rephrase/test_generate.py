@@ -182,6 +182,13 @@ def test_a_question_without_an_answer_is_named_and_not_requested_again(
     assert not store.failed(wanted)
 
 
+@pytest.mark.parametrize("finish", ["eos_token", "stop_sequence"])
+def test_other_names_of_stop(finish: str, tmp_path: Path) -> None:
+    with serving(always(Reply(chat(["x"], finish=finish)))) as endpoint:
+        (record,) = ask(tmp_path, endpoint.url, requests(1)).answers.values()
+    assert record["finish"] == "stop"
+
+
 def test_a_model_that_never_comes_to_its_answer_ends_the_run(tmp_path: Path) -> None:
     with (
         serving(always(Reply(chat([""])))) as endpoint,

@@ -52,6 +52,11 @@ def test_the_values_of_a_text(text: str, expected: list[Fraction]) -> None:
     assert sorted(number.value for number in numbers(read(text))) == expected
 
 
+@pytest.mark.parametrize("text", ["both of them", "step 3 of the plan", "one way", "once"])
+def test_a_number_that_names_or_joins_is_soft(text: str) -> None:
+    assert [number.soft for number in numbers(read(text))] == [True]
+
+
 def test_a_number_of_more_than_200_digits_is_not_read() -> None:
     found = numbers(read(f"{'9' * 200} or {'9' * 201}"))
     assert [number.value for number in found] == [10**200 - 1]

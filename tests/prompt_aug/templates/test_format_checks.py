@@ -88,6 +88,11 @@ def test_rewards_are_dyadic_and_in_range(noise: str, which: int) -> None:
             assert (reward * 1024).is_integer()
 
 
+@pytest.mark.parametrize("text", ["7", "π", r"\pi", r"\{\}", "∅", "<", r"\text{no}"])
+def test_what_says_something(text: str) -> None:
+    assert has_content(text)
+
+
 def test_every_real_answer_says_something(shared_data: Path) -> None:
     """The control of `has_content`: of all golds of the real data it must refuse none."""
     golds = {
