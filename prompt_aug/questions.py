@@ -128,10 +128,6 @@ def from_row(row: Mapping[str, Any]) -> Question:
     extra, reward_model = row.get("extra_info") or {}, row.get("reward_model") or {}
     if not isinstance(extra, Mapping) or not isinstance(reward_model, Mapping):
         raise QuestionError("extra_info or reward_model is text: both are records. Convert them.")
-    if extra.get("neighbours") is not None:
-        raise QuestionError(
-            "extra_info.neighbours: renamed to extra_info.rephrasings. Rename the field."
-        )
     gold, golds = reward_model.get("ground_truth"), extra.get("answers")
     if isinstance(gold, Mapping):  # of a verifier
         gold = json.dumps(gold, default=str)

@@ -98,7 +98,6 @@ WORDING = {  # of pydantic's errors that use Python's terms
 
 
 LEVELS = 100  # of sections in a yaml file
-COPIED = 1_000_000  # characters of values that aliases repeat
 # Numbers of yaml 1.1 with another value than they show.
 OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
@@ -117,32 +116,25 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
 def check_yaml(text: str, place: str) -> None:
     """Raise FileError for valid yaml that exhausts a loader, or that it reads as another number.
 
-    Those are deep nesting, aliases that multiply or contain themselves, and 12:30, which is 750.
+    Those are deep nesting, aliases inside an anchored section, whose values multiply or contain
+    themselves, and 12:30, which is 750.
     """
-    sizes: dict[str, int] = {}  # anchor -> characters of its value, with all aliases expanded
-    inside: list[tuple[str | None, int]] = []  # of each open section: anchor, `total` before it
-    total = copied = 0
-    why = ""
+    open_anchors: list[str | None] = []  # of each open section
+    nested: set[str | None] = set()  # anchors of sections that contain an alias
     for event in yaml.parse(text, yaml.CSafeLoader):
+        why = ""
         if isinstance(event, yaml.CollectionStartEvent):
-            inside.append((event.anchor, total))
-            total += 1
-            why = f"more than {LEVELS} levels" * (len(inside) > LEVELS)
+            open_anchors.append(event.anchor)
+            why = f"more than {LEVELS} levels" * (len(open_anchors) > LEVELS)
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = inside.pop()
-            sizes[anchor or ""] = total - before
+            open_anchors.pop()
         elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor or ""] = 1 + len(event.value)
-            total += 1 + len(event.value)
             if event.implicit[0] and OTHER_NUMBER.fullmatch(event.value):
                 why = f"{event.value} is read as another number in base 60 or 8, so quote it"
         elif isinstance(event, yaml.AliasEvent):
-            if event.anchor in [anchor for anchor, _ in inside]:
-                why = f"*{event.anchor} contains itself"
-            size = sizes.get(event.anchor, 0)
-            copied, total = copied + size, total + size
-            if copied > COPIED:
-                why = f"its aliases repeat more than {COPIED} characters"
+            nested |= {anchor for anchor in open_anchors if anchor}
+            if event.anchor in nested:
+                why = f"*{event.anchor} contains an alias"
         if why:
             raise FileError(f"{place}, line {event.start_mark.line + 1}: {why}. Correct the file.")
 
@@ -213,8 +205,7 @@ def _message(checker: TypeAdapter[Any], name: str, place: list[Any], problem: An
     value, kind = problem["input"], problem["type"]
     prefix = f"{name}: " if name else ""
     if kind == "extra_forbidden":
-        known = _fields(checker, place[:-1])
-        meant = closest(str(place[-1]), known) or f". Known keys: {', '.join(known)}."
+        meant = closest(str(place[-1]), _fields(checker)) or ". Remove it."
         return f"{prefix}unknown key{meant}"
     if name and (kind == "missing" or value is None or value == UNSET):
         return f"{prefix}not set. Give it a value."
@@ -248,27 +239,11 @@ def _full_key(key: str, place: list[int | str]) -> str:
     return key.removeprefix(".")
 
 
-def _fields(checker: TypeAdapter[Any], place: list[int | str]) -> list[str]:
-    """Return the keys that the record at `place` may have."""
+def _fields(checker: TypeAdapter[Any]) -> list[str]:
+    """Return the keys of all records of a type."""
     schema = checker.json_schema()
-    definitions = schema.get("$defs", {})
-
-    def alternatives(node: Any) -> Iterable[dict[str, Any]]:
-        if "$ref" in node:
-            node = definitions[node["$ref"].rpartition("/")[2]]
-        for part in node.get("anyOf", ()):
-            yield from alternatives(part)
-        yield node
-
-    def inside(node: dict[str, Any], part: int | str) -> Any:
-        if isinstance(part, int):
-            return node.get("items")
-        return node.get("properties", {}).get(part) or node.get("additionalProperties")
-
-    nodes = list(alternatives(schema))
-    for part in place:
-        nodes = [deeper for n in nodes if (x := inside(n, part)) for deeper in alternatives(x)]
-    return sorted({name for node in nodes for name in node.get("properties", {})})
+    records = [schema, *schema.get("$defs", {}).values()]
+    return sorted({name for record in records for name in record.get("properties", {})})
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -65,15 +65,6 @@ def make_parser(prog: str, description: str | None, *, example: str) -> argparse
     return parser
 
 
-def add_renamed(parser: Any, old: str, new: str) -> None:
-    """Add an option `old` that fails with the name of its replacement, `new`."""
-
-    def fail(_: str) -> str:
-        return parser.error(f"{old}: renamed to {new}. Use the new name.")
-
-    parser.add_argument(old, type=fail, help=argparse.SUPPRESS)
-
-
 class _Steps(argparse.Action):
     """Action that parses ``10 20`` or ``10,20`` to [10, 20], and ``all`` to None."""
 

@@ -12,14 +12,14 @@ rows with their numbers (from 0), the near duplicates and the SHA-256 of the dat
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
-from prompt_aug.base.files import read_json, read_text, sha256, write_json
+from prompt_aug.base.files import read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
 from prompt_aug.prepare.filters import join_rephrasings, prepare
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
@@ -41,54 +41,35 @@ from prompt_aug.typed import parse_yaml
 
 SHOWN = 10
 KNOWN = Path(__file__).resolve().parents[2] / "eval" / "benchmarks"  # those of eval.sweep
-RECORD = (".yaml", ".yml")
 
 
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Return question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
-    SOURCE is a file, a folder or a hub id, with SPLIT "test" by default; without SPLIT, a folder of
-    ``save_to_disk`` with several splits gives a benchmark for each. SOURCE may also be the record
-    of a benchmark: a name in eval/benchmarks, a yaml file like those, or a folder of them. Raises
-    SourceError.
+    SOURCE is a file, a folder or a hub id, with SPLIT "test" by default, or the record of a
+    benchmark: a name in eval/benchmarks, or a yaml file like those. Raises SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:
         name, _, rest = specification.rpartition("=")
         source, _, split = rest.partition("@")
-        for part, place, asked in _parts(name or Path(source).stem, source, split):
-            if part in benchmarks:
-                raise SourceError(f"two benchmarks are called {part}: write NAME={place}")
-            columns, rows = Columns(text=asked.pop("text", None)), load_rows(**asked)
-            names, place = column_names(rows), asked["source"]
-            columns = complete(columns, names, place, answer=False, remedy=IN_YAML)
-            benchmarks[part] = [question_text(row, columns) for row in rows]
+        name = name or Path(source).stem
+        if name in benchmarks:
+            raise SourceError(f"two benchmarks are called {name}: write NAME={source}")
+        known = KNOWN / f"{source}.yaml"
+        record = known if known.is_file() and not Path(source).exists() else Path(source)
+        asked: dict[str, Any] = {"source": source, "split": split or "test"}
+        if record.suffix == ".yaml":
+            asked = _record(record)
+        columns, rows = Columns(text=asked.pop("text", None)), load_rows(**asked)
+        names = column_names(rows)
+        columns = complete(columns, names, asked["source"], answer=False, remedy=IN_YAML)
+        benchmarks[name] = [question_text(row, columns) for row in rows]
     return benchmarks
 
 
-def _parts(name: str, source: str, split: str) -> Iterator[tuple[str, object, dict[str, Any]]]:
-    """Yield (benchmark name, source or record, arguments of `load_rows` with the text column)."""
-    known = KNOWN / f"{source}.yaml"
-    place = known if known.is_file() and not Path(source).exists() else Path(source)
-    records = [place] if place.suffix in RECORD else []
-    if source and place.is_dir() and not records:
-        records = sorted(path for path in place.iterdir() if path.suffix in RECORD)
-    for path in records:
-        yield name if len(records) == 1 else path.stem, path, _record(path)
-    if records:
-        return
-    listed, parts = Path(source) / "dataset_dict.json", {name: split or "test"}
-    if listed.is_file() and not split:
-        splits = read_json(listed)
-        if not isinstance(splits, dict) or "splits" not in splits:
-            raise SourceError(f"{listed} does not list its splits")
-        parts = {f"{name}/{part}": part for part in splits["splits"]}
-    for part, part_split in parts.items():
-        yield part, source, {"source": source, "split": part_split}
-
-
 def _record(path: Path) -> dict[str, Any]:
-    """Return what the record of a benchmark says; keys as in eval.benchmarks."""
+    """Return the arguments of `load_rows`, and the text column, of the record of a benchmark."""
     try:
         record = parse_yaml(read_text(path), str(path))
     except (OSError, UserError) as error:
@@ -146,22 +127,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", help=f"file, folder, hub id, or a preset: {presets}")
     add("out", metavar="OUT", type=Path, help="the .parquet file to write")
     add("--preset", metavar="NAME", help="use its column map for SOURCE, a local copy of it")
-    add("--config", help="configuration of a hub data set")
     add("--split", help="split to load (default: the preset's, or train)")
-    add("--as-split", default="train", help="split to write into the rows")
     add("--name", help="data_source of the rows (default: their own, or the preset or file)")
-    add("--text-column", dest="text", metavar="COLUMN", help="the question; a.b goes into a record")
-    add("--answer-column", dest="answer", metavar="COLUMN", help="the answer, or a list of them")
-    add("--level-column", dest="level", metavar="COLUMN", help="the level; 'Level 5' is 5")
-    add("--levels", type=int, nargs="+", metavar="N", help="keep only these levels")
-    add("--answer-from", metavar="MARK", help="'boxed', or the text before the answer")
+    add("--text-column", metavar="COLUMN", help="the question; a.b goes into a record")
+    add("--answer-column", metavar="COLUMN", help="the answer, or a list of them")
     checks = parser.add_mutually_exclusive_group(required=True)
     checks.add_argument(
         "--against",
         action="append",
         metavar="[NAME=]SOURCE[@SPLIT]",
-        help="keep out the questions of this benchmark, as aime24, or eval/benchmarks for all that"
-        " are known; may be given again (SPLIT: test)",
+        help="keep out the questions of a benchmark, as aime24; may be repeated (SPLIT: test)",
     )
     checks.add_argument("--no-benchmarks", action="store_true", help="skip decontamination")
     add("--overlap", type=float, default=OVERLAP_LIMIT, help="share of 8-grams, in (0, 1]")
@@ -172,7 +147,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="pass rates: the folder of eval.sweep over SOURCE as a benchmark")  # fmt: skip
     add("--keep", type=float, nargs=2, metavar=("LOW", "HIGH"),
         help="keep only questions with a pass rate from LOW to HIGH")  # fmt: skip
-    add("--strict", action="store_true", help="write nothing and fail if any row is refused")
     return parser
 
 
@@ -181,9 +155,8 @@ def check_paths(options: argparse.Namespace) -> None:
     for key, value in vars(options).items():
         for item in value if isinstance(value, list) else [value]:
             if item == "" or (key == "out" and item == Path()):
-                column = key in ("text", "answer", "level")
-                option = f"{key}-column" if column else key.replace("_", "-")
-                name = {"source": "SOURCE", "out": "OUT"}.get(key, f"--{option}")
+                positional = key in ("source", "out")
+                name = key.upper() if positional else f"--{key.replace('_', '-')}"
                 raise UsageError(f"{name} is empty (an unset shell variable?)")
     out = options.out.resolve()
     if out.suffix != ".parquet":
@@ -205,21 +178,17 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
     if name is not None and name not in presets:
         raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
     known = presets[name] if name else Preset(hub=options.source, split="train")
-    change = {
-        key: getattr(options, key)
-        for key in ("config", "split", "text", "answer", "level", "answer_from")
-        if getattr(options, key) is not None
+    asked = {
+        "split": options.split,
+        "text": options.text_column,
+        "answer": options.answer_column,
     }
-    if options.levels:
-        change["levels"] = tuple(options.levels)
-    if options.text is not None:
+    change: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    if options.text_column is not None:
         change["text_else"] = ()  # an explicit column has no alternatives
     if options.source != name:  # a local copy of the preset, or no preset
         change |= {"hub": options.source, "files": None, "rows": {}}
-    asked = known.model_copy(update=change)
-    if asked.levels and asked.level is None:
-        raise UsageError("--levels needs --level-column")
-    return options.name or name or Path(options.source).stem, asked
+    return options.name or name or Path(options.source).stem, known.model_copy(update=change)
 
 
 def prepare_as(options: argparse.Namespace) -> None:
@@ -244,7 +213,6 @@ def prepare_as(options: argparse.Namespace) -> None:
         rows,
         columns=columns,
         source=name,
-        split=options.as_split,
         benchmarks=benchmarks,
         overlap_limit=options.overlap,
         allow_text=options.allow_text,
@@ -253,9 +221,8 @@ def prepare_as(options: argparse.Namespace) -> None:
         band=band,
     )
     print_report(report := {**report, **joined})
-    if not questions or (options.strict and report["kept"] < report["rows_of_wanted_levels"]):
-        why = "rows were refused" if questions else "no row is left"
-        raise SourceError(f"nothing written: {why}")
+    if not questions:
+        raise SourceError("nothing written: no row is left")
     settings = {
         "source": asked.hub,
         "config": asked.config,
@@ -279,20 +246,16 @@ def prepare_as(options: argparse.Namespace) -> None:
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Print the counts, with the first rows of each reason."""
-    print(f"{report['rows_of_wanted_levels']} rows read, {report['kept']} kept")
+    print(f"{report['rows']} rows read, {report['kept']} kept")
     if counts := report.get("rephrasings_of_a_question"):
         listed = ", ".join(f"{count} of {number} questions" for count, number in counts.items())
-        print(f"  rephrasings: {listed}; the paper has {report['rephrasings_of_the_paper']}")
+        print(f"  rephrasings: {listed}")
         print(f"  rows left out: {report['rows_left_out']}")
     for reason, count in report["refused"].items():
         print(f"  refused, {reason}: {count}")
         for entry in [r for r in report["refused_rows"] if r["reason"] == reason][:SHOWN]:
             print(f"    row {entry['row']}: {entry['detail']}")
-    for first, rows in list(report["duplicates_of_row"].items())[:SHOWN]:
-        print(f"    rows {rows[:SHOWN]} repeat row {first}")
-    near = report["near_duplicates"]
-    shown = f": rows {[pair['rows'] for pair in near[:SHOWN]]}" if near else ""
-    print(f"  near duplicates, kept: {len(near)} pairs{shown}")
+    print(f"  near duplicates, kept: {len(report['near_duplicates'])} pairs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

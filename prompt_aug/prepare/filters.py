@@ -16,7 +16,6 @@ from prompt_aug.prepare.sources import (
     Numbered,
     Refused,
     answers_of,
-    kept_levels,
     question_text,
     to_question,
 )
@@ -28,19 +27,19 @@ _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
 
 
 def read_rows(
-    rows: Any, columns: Columns, source: str, split: str, renamed: bool = True
+    rows: Any, columns: Columns, source: str, renamed: bool = True
 ) -> tuple[Numbered, Refused]:
-    """Return the questions of the requested levels, and the rows without question or answer.
+    """Return the questions, and the rows without question or answer.
 
     Unless `renamed`, a verl-style row keeps its data source.
     """
     questions: Numbered = []
     refused: Refused = {}
-    for number, row in kept_levels(track(rows, "read", "rows"), columns):
+    for number, row in enumerate(track(rows, "read", "rows")):
         try:
-            made = to_question(row, columns, source, split)
+            made = to_question(row, columns, source, "train")
             named = source if renamed else made.source
-            questions.append((number, replace(made, split=split, source=named)))
+            questions.append((number, replace(made, split="train", source=named)))
         except QuestionError as error:
             refused[number] = str(error)
     return questions, refused
@@ -80,7 +79,6 @@ def join_rephrasings(rows: Any, columns: Columns) -> tuple[list[dict[str, Any]],
     return joined, {
         "rows_joined": len(rows),
         "rephrasings_of_a_question": dict(sorted(counts.items())),
-        "rephrasings_of_the_paper": columns.rephrasings,
         "rows_left_out": dict(dropped),
     }
 
@@ -145,7 +143,6 @@ def prepare(
     *,
     columns: Columns,
     source: str,
-    split: str = "train",
     benchmarks: Mapping[str, Sequence[str]],
     overlap_limit: float = OVERLAP_LIMIT,
     allow_text: bool = False,
@@ -154,8 +151,8 @@ def prepare(
     band: Band = None,
 ) -> tuple[Numbered, dict[str, Any]]:
     """Return the questions kept, each with its row number, and the report for the manifest."""
-    questions, empty = read_rows(rows, columns, source, split, renamed)
-    read, index = len(questions) + len(empty), OverlapIndex(benchmarks)
+    questions, empty = read_rows(rows, columns, source, renamed)
+    index = OverlapIndex(benchmarks)
     duplicates, contradictions = repeats(questions)
     repeated = {row for rows in duplicates.values() for row in rows}
     refused = {"empty": empty, "contradiction": contradictions}
@@ -182,7 +179,6 @@ def prepare(
     ]
     return questions, {
         "rows": len(rows),
-        "rows_of_wanted_levels": read,
         "kept": len(questions),
         "refused": {"empty": len(empty), "duplicate": len(repeated)} | counts,
         "refused_rows": sorted(entries, key=lambda entry: entry["row"]),

@@ -44,10 +44,8 @@ class Columns(Record):
     answer_from: str | None = None
     text_after: str | None = None
     text_before: str | None = None
-    levels: Several[int] = ()
     group: str | None = None
     order: str | None = None
-    rephrasings: int | None = None
 
     @property
     def whole_rows(self) -> bool:
@@ -270,13 +268,6 @@ def question_text(row: Mapping[str, Any], columns: Columns) -> str:
         if not found:
             raise QuestionError(f"no {columns.text_before!r} after the question")
     return text
-
-
-def kept_levels(rows: Any, columns: Columns) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield (row number, row) of the rows of a requested level."""
-    for number, row in enumerate(rows):
-        if not columns.levels or read_level(field_of(row, columns.level or "")) in columns.levels:
-            yield number, row
 
 
 def field_of(row: Mapping[str, Any], dotted: str) -> Any:

@@ -3,7 +3,7 @@
     python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3 --most 12
 
 Candidates are requested until a question has --n accepted ones, or --most candidates. Responses are
-kept in --work, so a second run requests only what is missing. Exit status: 0 done; 1 error;
+kept in OUT.work, so a second run requests only what is missing. Exit status: 0 done; 1 error;
 2 wrong usage; 3 a budget is reached; 4 some requests failed (run the same command again).
 """
 
@@ -55,20 +55,15 @@ def say_estimates(pipeline: Run) -> int:
 
 
 def say_results(report: dict[str, Any], pipeline: Run) -> None:
-    """Print the counts of the manifest, and options that would give more rephrasings."""
+    """Print the counts of the manifest."""
     options = pipeline.options
-    names = "candidates verdicts accepted_by filters rephrasings solver decided".split()
+    names = "candidates verdicts accepted_by filters rephrasings".split()
     print(json.dumps({name: report[name] for name in names if report[name]}, indent=1))
     if short := sum(count for n, count in report["rephrasings"].items() if int(n) < options.n):
-        doubtful, advice = report["verdicts"].get("doubtful", 0), [f"raise --most={options.most}"]
-        if doubtful and not options.solve:
-            advice.append(f"--solve=MODEL decides most of the {doubtful} doubtful candidates")
-        elif doubtful and not options.judge:
-            advice.append(f"--judge=MODEL decides the {doubtful} doubtful candidates")
-        print(f"{short} questions have fewer than {options.n} rephrasings: {'; '.join(advice)}")
-    expected = report["expected_groups_with_signal"]
-    if count := expected["questions_with_pass_rates"]:
-        print(f"expected groups with signal: {expected['chosen']:.1f} of {count}")
+        print(
+            f"{short} questions have fewer than {options.n} rephrasings. Raise --most, or decide "
+            "doubtful candidates with --solve or --judge."
+        )
     print(f"chosen by {report['chosen_by']}\nspent: {pipeline.budget.spent}\nwrote {options.out}")
 
 
@@ -82,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{NAME}: stopped: {error}", file=sys.stderr)
             return BUDGET_REACHED
 
-    return run(NAME, command, interrupted="responses are kept in --work")
+    return run(NAME, command, interrupted="responses are kept in OUT.work")
 
 
 if __name__ == "__main__":

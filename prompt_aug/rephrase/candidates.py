@@ -1,12 +1,15 @@
-"""Candidates: raw responses of a model, cleaned and checked, each with its source."""
+"""Candidates: raw responses of a model or a file, cleaned and checked, each with its source."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from prompt_aug.base.files import iter_lines
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
-from prompt_aug.questions import Question, normalise
+from prompt_aug.questions import Question, normalise, read_parquet
+from prompt_aug.rephrase.generate.prompts import RephraseError
 from prompt_aug.rephrase.verify import Reason, Verdict, check
 from prompt_aug.rephrase.verify.reasons import reject, verdict_of
 
@@ -19,7 +22,6 @@ _LABEL = (
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
 _QUOTES = {'"': '"', "“": "”", "«": "»"}
 Response = dict[str, Any]  # as the store keeps it
-Decisions = Mapping[tuple[str, str], tuple[Verdict, str]]  # (uid, text) -> (verdict, reviewer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,7 @@ class Candidate:
     verdict: Verdict
     reasons: tuple[Reason, ...]
     source: dict[str, Any] = field(default_factory=dict)
-    reviewer: str | None = None
-    path: str = "checks"  # what decided: checks, solver, judge or reviewer
+    path: str = "checks"  # what decided: checks, solver or judge
 
     @property
     def doubted_by_a_model(self) -> bool:
@@ -81,10 +82,28 @@ def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",))
     return list(known.values())
 
 
-def decided(candidate: Candidate, decisions: Decisions) -> Candidate:
-    """Apply a reviewer's verdict, which overrides every filter except "diagram"."""
-    verdict, reviewer = decisions.get((candidate.uid, normalise(candidate.text)), (None, ""))
-    broken = any(reason.filter == "diagram" for reason in candidate.reasons)
-    if verdict == "reject" or (verdict == "accept" and not broken):
-        return replace(candidate, verdict=verdict, reviewer=reviewer, path="reviewer")
-    return candidate
+def read_candidates(path: Path, questions: Sequence[Question]) -> dict[str, list[Response]]:
+    """Return the candidates of --from by uid, in the form of a model's responses."""
+    if not path.is_file():
+        raise RephraseError(f"--from={path}: no such file")
+    if path.suffix == ".parquet":
+        rows = read_parquet(path)
+        lines = [{"question": q.text, "rephrasings": q.rephrasings} for q in rows]
+    else:
+        lines = list(iter_lines(path))
+    uids = {normalise(question.text): question.uid for question in questions}
+    found: dict[str, list[Response]] = {question.uid: [] for question in questions}
+    unknown = 0
+    for number, line in enumerate(lines, start=1):
+        texts = line.get("rephrasings", [line.get("text")])
+        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+            why = "needs uid or question, and text or rephrasings"
+            raise RephraseError(f"--from={path}, object {number}: {why}")
+        uid = str(line.get("uid") or uids.get(normalise(str(line.get("question")))))
+        for text in texts if uid in found else ():
+            found[uid].append({"text": text, "model": path.name, "sample": len(found[uid])})
+        unknown += uid not in found
+    print(f"--from: {sum(map(len, found.values()))} candidates; {unknown} lines of other questions")
+    if not any(found.values()):
+        raise RephraseError(f"--from={path}: no candidate of a question of QUESTIONS")
+    return found

@@ -14,27 +14,20 @@ common subsequence of the tokens.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from prompt_aug.rephrase.verify.edit import likeness, tokens
 from prompt_aug.rephrase.verify.text import read
 
 Rate = tuple[int, int]  # (right, responses)
 DIGITS = 9  # decimals of the compared probabilities
+GROUP = 8  # G, the responses to each text
 
 
-class Choice(NamedTuple):
-    """Places of the chosen by rank, and P(mixed) with them, if any pass rate is known."""
-
-    ranked: tuple[int, ...]
-    mixed: float | None = None
-
-
-def mixed(rates: Sequence[Rate], per_rephrasing: int) -> float:
-    """Return P(mixed) of `per_rephrasing` responses to each text with these rates."""
+def mixed(rates: Sequence[Rate], group: int = GROUP) -> float:
+    """Return P(mixed) of `group` responses to each text with these rates."""
 
     def all_right(right: int, responses: int) -> float:
-        return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(per_rephrasing))
+        return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(group))
 
     right = math.prod(all_right(c, k) for c, k in rates)
     return 1 - right - math.prod(all_right(k - c, k) for c, k in rates)
@@ -46,12 +39,12 @@ def distance(one: str, other: str) -> float:
 
 
 def choose(
-    question: str, candidates: Sequence[str], count: int, rates: Mapping[str, Rate], group: int = 8
-) -> Choice:
-    """Return the `count` best of the candidates, for `group` responses to each text."""
+    question: str, candidates: Sequence[str], count: int, rates: Mapping[str, Rate]
+) -> list[int]:
+    """Return the places of the `count` best candidates, by rank."""
 
     def signal(texts: Sequence[str]) -> float:
-        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)], group)
+        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)])
 
     ranked: list[int] = []
     while len(ranked) < min(count, len(candidates)):
@@ -65,5 +58,4 @@ def choose(
             if place not in ranked
         }
         ranked.append(max(worth, key=worth.__getitem__))
-    known = rates and ranked
-    return Choice(tuple(ranked), signal([candidates[i] for i in ranked]) if known else None)
+    return ranked

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prompt_aug.base.commands import at_least, check_url, make_parser, run
+from prompt_aug.base.commands import check_url, make_parser, run
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import lock, write_lines
 from prompt_aug.endpoint.budget import Budget
@@ -46,14 +46,12 @@ class Pair(NamedTuple):
     cosine: float
 
 
-def shortlist(
-    questions: Sequence[str], benchmarks: Sequence[str], embed: Embed, nearest: int = NEAREST
-) -> Iterator[Pair]:
-    """Yield the `nearest` benchmark questions of each question whose cosine is at least `LEAST`."""
+def shortlist(questions: Sequence[str], benchmarks: Sequence[str], embed: Embed) -> Iterator[Pair]:
+    """Yield the `NEAREST` benchmark questions of each question whose cosine is at least `LEAST`."""
     own, other = unit_rows(embed(questions)), unit_rows(embed(benchmarks))
     for row, vector in enumerate(own):
         near = other @ vector
-        for place in np.argsort(-near)[:nearest]:
+        for place in np.argsort(-near)[:NEAREST]:
             if near[place] >= LEAST:
                 yield Pair(row, int(place), float(near[place]))
 
@@ -67,14 +65,13 @@ def judge_doubtful(
     found: dict[Pair, Candidate], texts: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Replace the doubtful verdicts by those of the judge."""
-    prompt = load_prompt(options.judge_prompt, "--judge-prompt")
     sampling = Sampling(options.judge, 0.0, 1.0, 2048)
     endpoint = Endpoint(base_url=options.base_url or os.environ.get("OPENAI_BASE_URL"))
     with lock(folder := beside(options.out, ".work")):
-        judge = Stage("judge", folder, endpoint, prompt, sampling)
+        judge = Stage("judge", folder, endpoint, load_prompt("judge"), sampling)
         doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
         requests = {p: judge.request("", texts[p.benchmark], found[p].text) for p in doubtful}
-        judge.send(requests.values(), Budget(options.max_requests, spent=judge.store.spent))
+        judge.send(requests.values(), Budget(spent=judge.store.spent))
     if lost := sum(bool(judge.store.lost(request)) for request in requests.values()):
         raise RephraseError(f"the judge gave no answer to {lost} pairs. Run it again.")
     for pair, request in requests.items():
@@ -84,16 +81,15 @@ def judge_doubtful(
 
 def decontaminate(options: argparse.Namespace) -> None:
     """Compare the questions with the benchmarks, and write those that are no rephrasing of one."""
-    at_least(1, options, "nearest", "max_requests")
-    check_url(options, "base_url", "embedder_url")
+    check_url(options, "base_url")
     if options.out.resolve() == options.questions.resolve():
         raise UsageError("OUT: the file of the questions. Name another.")
-    embed = embedder(options.embedder, options.embedder_url or options.base_url)
+    embed = embedder(options.embedder, options.base_url)
     questions = read_parquet(options.questions)
     benchmarks = load_benchmarks(options.against)
     named = [(name, i) for name, several in benchmarks.items() for i in range(len(several))]
     texts = [text for several in benchmarks.values() for text in several]
-    pairs = list(shortlist([q.text for q in questions], texts, embed, options.nearest))
+    pairs = list(shortlist([q.text for q in questions], texts, embed))
     found = {pair: compare(texts[pair.benchmark], questions[pair.question].text) for pair in pairs}
     found = {pair: candidate for pair, candidate in found.items() if candidate.verdict != "reject"}
     if options.judge:
@@ -123,13 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
     add("out", type=Path, help="the parquet file to write")
     add("--against", action="append", required=True, help="[NAME=]SOURCE[@SPLIT], as in prepare")
-    add("--nearest", type=int, default=NEAREST, help="benchmark questions compared with each")
     add("--embedder", help="model of /v1/embeddings (default: the one of the extra `embed`)")
-    add("--embedder-url", help="its endpoint (default: --base-url)")
     add("--judge", metavar="MODEL", help="decides the doubtful pairs")
-    add("--judge-prompt", default="judge", help="judge, or a file with {question} and {candidate}")
-    add("--base-url", help="of the judge; default: OPENAI_BASE_URL, else OpenAI's")
-    add("--max-requests", type=int, help="attempts, retries included")
+    add("--base-url", help="of both models; default: OPENAI_BASE_URL, else OpenAI's")
     options = parser.parse_args(arguments)
     return run(name, lambda: decontaminate(options), interrupted="judgments are kept in OUT.work")
 

@@ -14,33 +14,17 @@ from prompt_aug.prepare.overlap import OverlapIndex
 from prompt_aug.questions import Question, read_parquet
 from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase import rules
-from prompt_aug.rephrase.candidates import Candidate, check_answers, decided, usable
+from prompt_aug.rephrase.candidates import Candidate, check_answers, read_candidates, usable
 from prompt_aug.rephrase.choose import Rate, choose
 from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
 from prompt_aug.rephrase.generate.prompts import load_prompt
 from prompt_aug.rephrase.generate.store import Request, Sampling
-from prompt_aug.rephrase.inputs import read_candidates, read_decisions, read_rates
 from prompt_aug.rephrase.results import Outcome, write_results
 from prompt_aug.rephrase.solver import answers_of, judged, solved
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
+GUESSED_TOKENS = 256  # of one candidate
 Responses = Mapping[str, Sequence[dict[str, Any]]]  # by uid
-STAGES = {  # the folder in --work; the options of model, endpoint, prompt and tokens
-    "candidates": ("", "model", "base_url", "prompt", "answer_tokens"),
-    "solver": ("solved", "solve", "solve_url", "solve_prompt", "solve_tokens"),
-    "judge": ("judged", "judge", "judge_url", "judge_prompt", "solve_tokens"),
-}
-
-
-def stage_of(title: str, options: Namespace) -> Stage:
-    """Return the stage with the settings of the options."""
-    folder, *names = STAGES[title]
-    model, url, prompt, tokens = (getattr(options, name) for name in names)
-    temperature = 0.0 if title == "judge" else options.temperature
-    endpoint = cli.endpoint(options, model or "", url)
-    prompt = load_prompt(prompt, f"--{names[2].replace('_', '-')}")
-    sampling = Sampling(model or "", temperature, options.top_p, tokens)
-    return Stage(title, options.work / folder, endpoint, prompt, sampling)
 
 
 class Run:
@@ -50,16 +34,17 @@ class Run:
         self.options = options
         self.questions = read_parquet(options.questions)[: options.limit]
         self.benchmarks = OverlapIndex(load_benchmarks(options.against))
-        self.given = read_rates(options.pass_rates)
-        self.decisions = read_decisions(options.decisions)
         self.rates: dict[tuple[str, str], Rate] = {}  # of the solver, by uid and text
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
         self.take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
         self.stops: list[UserError] = []
         self.failed: set[str] = set()  # keys of requests that failed in this run
         self.errors = Counter[str]()  # of them
-        stages = [stage_of(title, options) for title in STAGES]
-        self.model, self.solver, self.judge = stages
+        url, solve_url = options.base_url, options.solve_url
+        self.model = self._stage("candidates", "", options.model, url, options.prompt)
+        self.solver = self._stage("solver", "solved", options.solve, solve_url, "solve")
+        self.judge = self._stage("judge", "judged", options.judge, url, "judge", temperature=0.0)
+        stages = (self.model, self.solver, self.judge)
         named = [stage for stage in stages if stage.sampling.model]
         spent = Spending()
         for stage in named:
@@ -68,6 +53,22 @@ class Run:
         asked = [] if options.source or options.offline else self.questions
         self.requests = [self.model.request(q.uid, q.text, samples=0) for q in asked]
         self.request_more({})
+
+    def _stage(
+        self,
+        title: str,
+        folder: str,
+        model: str | None,
+        url: str | None,
+        prompt: str,
+        temperature: float = 1.0,
+    ) -> Stage:
+        """Return a stage whose responses are in this folder of OUT.work; without `model` unused."""
+        endpoint = cli.endpoint(self.options, model or "", url)
+        tokens = self.options.answer_tokens
+        sampling = Sampling(model or "", temperature=temperature, max_tokens=tokens)
+        folder_path = self.options.work / folder
+        return Stage(title, folder_path, endpoint, load_prompt(prompt), sampling)
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""
@@ -78,10 +79,7 @@ class Run:
 
     def wanting(self) -> dict[str, int]:
         """Estimate the further candidates that each question needs, from the acceptance rate."""
-        accepted = {
-            uid: len(usable([decided(c, self.decisions) for c in several], self.take))
-            for uid, several in self.listed.items()
-        }
+        accepted = {uid: len(usable(several, self.take)) for uid, several in self.listed.items()}
         candidates = sum(map(len, self.listed.values()))
         share = sum(accepted.values()) / candidates if candidates else FIRST_GUESS
         return {
@@ -174,39 +172,33 @@ class Run:
             ]
 
     def finish(self) -> dict[str, Any]:
-        """Apply the reviewer's decisions, choose and write; return the manifest's content."""
-        options, rates = self.options, self.rates | self.given
-        listed, choices, chosen = {}, {}, {}
+        """Choose and write; return the manifest's content."""
+        options, rates = self.options, self.rates
+        chosen = {}
         for question in self.questions:
             uid = question.uid
-            listed[uid] = [decided(candidate, self.decisions) for candidate in self.listed[uid]]
-            fit = usable(listed[uid], self.take)
+            fit = usable(self.listed[uid], self.take)
             texts = [candidate.text for candidate in fit]
             known = {t: rates[uid, t] for t in (question.text, *texts) if (uid, t) in rates}
-            choices[uid] = choose(question.text, texts, options.n, known, options.per_rephrasing)
-            chosen[uid] = [fit[place] for place in choices[uid].ranked]
+            ranked = choose(question.text, texts, options.n, known)
+            chosen[uid] = [fit[place] for place in ranked]
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         settings["prompt_sha256"] = self.model.prompt.sha256
-        own = [
-            self.rates[q.uid, q.text][0] for q in self.questions if (q.uid, q.text) in self.rates
-        ]
-        answered = sum(right >= options.agree for right in own)
-        solver = {"asked": len(own), "answered": answered} if options.solve else None
-        outcome = Outcome(self.questions, listed, choices, chosen, rates)
-        return write_results(options.out, outcome, settings, solver)
+        outcome = Outcome(self.questions, self.listed, chosen, rates)
+        return write_results(options.out, outcome, settings)
 
     def estimates(self) -> dict[str, Spending]:
         """Return the expected and the largest possible further spending, from counts so far."""
         self.decide(self.responses())
         guess, store = self.wanting(), self.model.store
         most = self.options.answer_tokens
-        known = store.spent.tokens_out / len(store.answers) if store.answers else most / 4
+        known = store.spent.tokens_out / len(store.answers) if store.answers else GUESSED_TOKENS
         totals = {"expected": Spending(), "at most": Spending()}
         for request in (r for r in self.requests if r.uid in guess):
             left = self.options.most - store.asked[request.key]
             expected = min(left, guess[request.uid])
             for name, count, tokens in (("expected", expected, known), ("at most", left, most)):
-                requests = math.ceil(count / self.options.per_request)
+                requests = math.ceil(count / self.model.endpoint.per_request)
                 read = requests * self.model.estimate(request, 1).tokens_in
                 spent = Spending(requests, read, int(count * tokens))
                 totals[name] = totals[name].plus(spent.at(self.model.endpoint.price))

@@ -74,10 +74,6 @@ class Bank(dict[str, Template]):
 
     def __init__(self, templates: Sequence[Template]) -> None:
         super().__init__((template.name, template) for template in templates)
-        if not templates:
-            raise BankError("a bank needs at least one template")
-        if len(self) != len(templates):
-            raise BankError("a bank has two templates of one name")
 
     def __missing__(self, name: str) -> Template:
         raise UnknownTemplateError(

@@ -45,10 +45,8 @@ def rephrase(_: int, body: dict[str, Any]) -> Reply:
 
 
 def command(questions: Path, out: Path, url: str, *more: str) -> list[str]:
-    return [
-        *(str(questions), str(out), "--base-url", url, "--model", "scripted"),
-        *("--most", "5", "--per-request", "5", *more),
-    ]
+    fixed = ["--base-url", url, "--model", "scripted", "--most", "5"]
+    return [str(questions), str(out), *fixed, *more]
 
 
 class Pipeline:

@@ -31,23 +31,6 @@ def test_what_is_written_is_what_is_read(
     assert load_bank(path, setting) == prompts.bank  # type: ignore[arg-type]
 
 
-def test_rendering_is_that_of_the_style() -> None:
-    class Tokenizer:
-        chat_template = "{{ x }}"
-
-        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-            return [ord(c) for c in text]
-
-        def apply_chat_template(self, chat: list[dict[str, str]], **_: object) -> str:
-            return "".join(m["content"] for m in chat) + "CHAT"
-
-    tokenizer = Tokenizer()
-    for style, chat in (("auto", True), ("chat", True), ("raw", False)):
-        made = Prompts.from_section({"style": style}).render("deepseek-r1", "1 + 1?", tokenizer)
-        assert made.rendered.text.endswith("CHAT") == chat
-        assert made.ids == tuple(map(ord, made.rendered.text))
-
-
 @pytest.mark.parametrize(
     ("section", "error"),
     [

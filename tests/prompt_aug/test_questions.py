@@ -36,6 +36,11 @@ def test_uid_by_hand() -> None:
     assert made.answers == ("2", "two")
 
 
+def test_a_text_is_no_list_of_answers() -> None:
+    with pytest.raises(QuestionError, match="must be a list"):
+        make_question(text="q", answers="12", source="s")
+
+
 def test_uid_is_of_the_content_alone() -> None:
     assert ask().uid == ask(split="test", level=3, rephrasings=["1 + 1 = ?"]).uid
     assert len({ask().uid, ask(answer="3").uid, ask(text="What is 1 + 2?").uid}) == 3
@@ -90,18 +95,6 @@ def test_there_and_back(
     assert from_row(to_row(made, 3)) == made
 
 
-def test_file_there_and_back_and_one_schema(tmp_path: Path) -> None:
-    train = [ask(), make_question(text="x?", answers=["1", "2"], source="s", level=5)]
-    test = [ask(text=f"{i}?", split="test", rephrasings=["y"]) for i in range(3)]
-    write_parquet(train, tmp_path / "new" / "train.parquet")
-    write_parquet(test, tmp_path / "test.parquet")
-    assert read_parquet(tmp_path / "new" / "train.parquet") == train
-    assert read_parquet(str(tmp_path / "test.parquet")) == test
-    for name in ("new/train.parquet", "test.parquet"):
-        assert pq.read_schema(tmp_path / name).equals(SCHEMA)
-    assert pq.read_table(tmp_path / "test.parquet").to_pylist()[2]["extra_info"]["index"] == 2
-
-
 def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "q.parquet"
     write_parquet([ask()], path)
@@ -149,8 +142,6 @@ def test_foreign_rows(tmp_path: Path) -> None:
         (["A. 0", "(B) 2"], "B", ("0", "2")),
         (["A. 0", "2"], "B", ("A. 0", "2")),
         (["0", "2"], "2", ()),  # the gold is a text, and graded as such
-        (["0", "2"], "C", ()),
-        (["0", None, "2"], "B", ()),
         ([{"label": "A", "text": "0"}], "A", ()),
     ],
 )
@@ -191,21 +182,15 @@ def turns(roles: str) -> dict[str, Any]:
     ("change", "named"),
     [
         ({"images": ["a.png"]}, "the column 'images' is not empty"),
-        ({"videos": ["a.mp4"]}, "the column 'videos' is not empty"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "holds parts"),
         (turns("user assistant user"), "the column 'prompt' has 2 user messages"),
-        (turns("system user user"), "has 2 user messages"),
         (turns("system user assistant"), "has the roles system, user, assistant"),
-        (turns("developer user"), "has the roles developer, user"),
         (turns("system"), "the column 'prompt' has no user message"),
         ({"prompt": ' [{"role": "user", "content": "Q?"}]'}, "holds a chat as text"),
         ({"extra_info": '{"index": 1}'}, "is text"),
-        ({"reward_model": '{"ground_truth": "7"}'}, "is text"),
         ({"reward_model": {"ground_truth": ""}}, "no answer"),
         ({"extra_info": {"pass_rate": 1.5}}, "pass_rate=1.5"),
-        ({"extra_info": {"pass_rate": -0.1}}, "pass_rate=-0.1"),
         ({"extra_info": {"pass_rate": "half"}}, "pass_rate=half"),
-        ({"extra_info": {"neighbours": ["x"]}}, r"renamed to extra_info\.rephrasings"),
     ],
 )
 def test_rows_that_are_no_question(change: dict[str, Any], named: str) -> None:
@@ -232,20 +217,6 @@ def test_unreadable_files(tmp_path: Path) -> None:
         read_parquet(tmp_path / "empty.parquet")
     with pytest.raises(QuestionError, match=r"lacks the columns \['prompt', 'reward_model'\]"):
         read_parquet(write_rows(tmp_path / "other.parquet", [{"problem": "x", "answer": "1"}]))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"text": " ", "answers": ["1"]}, "text is empty"),
-        ({"text": "q", "answers": []}, "no answer"),
-        ({"text": "q", "answers": ["1", " "]}, "no answer"),
-        ({"text": "q", "answers": "12"}, "must be a list"),
-    ],
-)
-def test_impossible_questions(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(QuestionError, match=message):
-        make_question(source="s", **values)
 
 
 def test_real_file(shared_data: Path) -> None:

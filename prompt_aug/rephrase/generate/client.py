@@ -143,7 +143,7 @@ class Stage:
                 self.per_request = 1
             answers = [_taken(choice, answer.get("model")) for choice in choices]
             lacking = "" if any("text" in a for a in answers) else answers[0]["error"]
-            self.channel.count(lacking, f"{lacking}. Raise --answer-tokens or --solve-tokens")
+            self.channel.count(lacking, f"{lacking}. Raise --answer-tokens")
         for record in answers:
             if status := record.get("empty"):
                 self.empty.setdefault(status, []).append(request.uid)

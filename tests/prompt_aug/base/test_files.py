@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ from prompt_aug.base.files import (
     FileError,
     InUseError,
     append_lines,
-    digests,
     is_held,
     lock,
     read_json,
@@ -117,15 +115,6 @@ def test_separators_that_unicode_calls_line_ends_do_not_end_a_line(tmp_path: Pat
     assert read_lines(path) == records
     path.write_text(json.dumps({"a": "\u2028\x85"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_lines(path) == [{"a": "\u2028\x85"}]  # of another writer
-
-
-def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    for name, content in (("b/x", b""), ("a", b"abc")):
-        (tmp_path / name).write_bytes(content)
-    found = digests([tmp_path / "b" / "x", tmp_path / "a"], tmp_path)
-    assert found["a"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert list(found.items()) == [("a", found["a"]), ("b/x", hashlib.sha256(b"").hexdigest())]
 
 
 # ------------------------------------------------------------------------- locks

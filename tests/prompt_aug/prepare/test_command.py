@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import pytest
 from huggingface_hub import constants
 
 from prompt_aug.base.files import read_json, write_lines
+from prompt_aug.grading import Grade
 from prompt_aug.prepare import __main__ as prepare
-from prompt_aug.prepare import sources
+from prompt_aug.prepare import filters, sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
 from prompt_aug.questions import read_parquet
 
@@ -78,29 +78,19 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "of question 0 of pears" in manifest["refused_rows"][4]["detail"]
     shown = capsys.readouterr().out
     assert "row 8: 0.80 of question 0 of pears" in shown  # 17 words, 10 8-grams, 2 with "two"
-    assert "rows [4] repeat row 1" in shown
-    shutil.rmtree(tmp_path / "out")
-    assert run(tmp_path, "--strict") == 1 and not (tmp_path / "out").exists()
-    assert "nothing written: rows were refused" in capsys.readouterr().err
-    assert run(tmp_path, "--strict", rows=ROWS[:2]) == 0
 
 
-def test_an_answer_that_the_grader_does_not_know_is_refused(
+def test_an_answer_that_the_grader_rejects_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prompt_aug.grading import grader as grading
-    from prompt_aug.prepare import filters as prepare_checks
+    def rejecting(pairs: list[tuple[str, str]]) -> list[Grade]:
+        status = {"4": "no_answer"}
+        return [Grade(extracted=g, status=status.get(g, "correct"), detail="") for _, g in pairs]
 
-    def stubborn(pairs: list[tuple[str, Any]], *rest: Any, **options: Any) -> list[Any]:
-        pairs = [("nothing", gold) if gold == "4" else (text, gold) for text, gold in pairs]
-        return grading.grade_many(pairs)
-
-    monkeypatch.setattr(prepare_checks, "grade_many", stubborn)
+    monkeypatch.setattr(filters, "grade_many", rejecting)
     assert run(tmp_path) == 0
-    manifest = manifest_of(tmp_path)
-    assert manifest["refused"]["ungradable"] == 1
     assert {"row": 1, "reason": "ungradable", "detail": "'4' graded no_answer against itself"} in (
-        manifest["refused_rows"]
+        manifest_of(tmp_path)["refused_rows"]
     )
 
 
@@ -165,54 +155,27 @@ def test_the_hub_is_asked_for_the_presets_id(
     assert told.endswith("ConnectionError: no such repository\n")
 
 
-def as_packed(number: int, question: str) -> dict[str, Any]:
-    """A row as SimpleRL-Zoo-Data has it: `prompt` is rendered."""
-    rendered = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    return {
-        "prompt": [{"role": "user", "content": rendered}],
-        "reward_model": {"ground_truth": str(number), "style": "rule"},
-        "extra_info": {"question": question, "answer": str(number)},
-    }
-
-
-@pytest.fixture
-def simplerl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The hub's repository, read by the real `datasets`: three mixtures, each with both splits."""
-    counts = {"train": 3, "test": 2}
-    for folder, kind in (("abel_level3to5", "A"), ("qwen_level3to5", "Q"), ("qwen_level1to4", "E")):
-        for split, count in counts.items():
-            rows = [as_packed(n, f"{kind}{split}: {n} + 0?") for n in range(count)]
-            path = tmp_path / "hub" / f"simplelr_{folder}" / f"{split}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            datasets.Dataset.from_list(rows).to_parquet(path)
-    real = datasets.load_dataset
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda _, **how: real(str(tmp_path / "hub"), **how)
-    )
-    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
-    presets = load_presets()
-    known = presets["math-level3to5"]
-    presets["math-level3to5"] = known.model_copy(update={"rows": counts})
-    monkeypatch.setattr(prepare, "load_presets", lambda: presets)
-    assert known.rows == {"train": 8523, "test": 500}
-    return presets
-
-
-def test_one_mixture_is_read_of_a_repository_that_holds_several_unless_it_has_changed(
-    tmp_path: Path, simplerl: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_a_preset_names_the_file_of_a_split_and_its_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out.parquet"
-    command = ["math-level3to5", str(out), "--no-benchmarks"]
-    for split, count in (("train", 3), ("test", 2)):
-        assert prepare.main([*command, "--split", split]) == 0
-        assert [q.text for q in read_parquet(out)] == [f"Q{split}: {n} + 0?" for n in range(count)]
-    preset = simplerl["math-level3to5"]
-    simplerl["math-level3to5"] = preset.model_copy(update={"rows": {"train": 4}})
-    assert prepare.main(command) == 1
-    assert "3 rows in the split train, and 4 when the preset" in capsys.readouterr().err
-    assert prepare.main([*command, "--split", "test"]) == 0  # of which nothing is known
+    prompt = [{"role": "user", "content": "<|im_start|>user\n1 + 1?<|im_end|>\n"}]  # rendered
+    question = {"question": "1 + 1?"}
+    row = {"prompt": prompt, "reward_model": {"ground_truth": "2"}, "extra_info": question}
+    asked = []
+
+    def hub(_: str, **how: Any) -> datasets.Dataset:
+        asked.append(how)
+        return datasets.Dataset.from_list([row] * 500)
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
+    command = ["math-level3to5", str(tmp_path / "out.parquet"), "--no-benchmarks", "--split"]
+    assert prepare.main([*command, "test"]) == 0
+    assert asked[0]["data_files"] == "simplelr_qwen_level3to5/test.parquet"
+    assert prepare.main([*command, "train"]) == 1
+    assert "500 rows in the split train, and 8523 when the preset" in capsys.readouterr().err
     # Asked for by name: neither the preset's own column nor another one takes its place.
-    assert prepare.main([*command, "--split", "test", "--text-column", "prompt"]) == 1
+    assert prepare.main([*command, "test", "--text-column", "prompt"]) == 1
     told = capsys.readouterr()
     assert "the text holds <|im_start|>: it is a prompt that a chat template made" in told.out
     assert "no row is left" in told.err
@@ -228,18 +191,18 @@ def test_the_records_of_benchmarks_say_what_to_keep_out(
         (records / f"{name}.yaml").write_text(f"questions: 1\nfile: {name}.jsonl\n")
     source, out = str(jsonl(tmp_path / "in.jsonl", ROWS)), str(tmp_path / "out.parquet")
     kept = {}
-    for given in ("pears.jsonl", "pears.yaml", "plums.yaml", ""):
+    for given in ("pears.jsonl", "pears.yaml", "plums.yaml"):
         assert prepare.main([source, out, "--against", str(records / given)]) == 0
         manifest = json.loads(Path(f"{out}.manifest.json").read_text())
-        kept[given] = (manifest["kept"], sorted(manifest["benchmarks"]))
-    assert kept["pears.jsonl"][0] == kept["pears.yaml"][0] == kept[""][0] < kept["plums.yaml"][0]
-    assert (kept["plums.yaml"][1], kept[""][1]) == (["plums"], ["pears", "plums"])
+        kept[given] = manifest["kept"]
+        assert list(manifest["benchmarks"]) == [given.partition(".")[0]]
+    assert kept["pears.jsonl"] == kept["pears.yaml"] < kept["plums.yaml"]
     with monkeypatch.context() as patch:  # by its name, as eval.sweep knows it
         patch.setattr(prepare, "KNOWN", records)
         assert prepare.load_benchmarks(["pears"]).keys() == {"pears"}
     assert (prepare.KNOWN / "aime24.yaml").is_file()
     (records / "pears.yaml").write_text("questions: 1\n")
-    assert prepare.main([source, out, "--against", str(records)]) == 1
+    assert prepare.main([source, out, "--against", str(records / "pears.yaml")]) == 1
     assert "pears.yaml is no record of a benchmark" in capsys.readouterr().err
 
 
@@ -261,18 +224,16 @@ def test_without_a_hub_it_looks_into_the_cache_only(
     assert offline == [(True, True)]
 
 
-def test_columns_levels_and_lists(tmp_path: Path) -> None:
+def test_columns_and_lists(tmp_path: Path) -> None:
     rows = [
-        {"q": {"text": f"{n}?"}, "gold": gold, "hard": f"Level {n}"}
-        for n, gold in ((1, "1"), (3, "['3', 'three']"), (4, "[0, 1]"))
+        {"q": {"text": f"{n}?"}, "gold": gold} for n, gold in ((3, "['3', 'three']"), (4, "[0, 1]"))
     ]
     options = ["--text-column", "q.text", "--answer-column", "gold", "--no-benchmarks"]
-    levels = ["--level-column", "hard", "--levels", "3", "4", "--as-split", "test", "--name", "n"]
-    assert run(tmp_path, *options, *levels, rows=rows) == 0
+    assert run(tmp_path, *options, "--name", "n", rows=rows) == 0
     made = read_parquet(tmp_path / "out" / "train.parquet")
-    assert [(q.text, q.answers, q.level, q.split, q.source) for q in made] == [
-        ("3?", ("3", "three"), 3, "test", "n"),
-        ("4?", ("[0, 1]",), 4, "test", "n"),
+    assert [(q.text, q.answers, q.source) for q in made] == [
+        ("3?", ("3", "three"), "n"),
+        ("4?", ("[0, 1]",), "n"),
     ]
 
 
@@ -282,15 +243,10 @@ def test_columns_levels_and_lists(tmp_path: Path) -> None:
         (["--text-column", "nope"], "no column nope for the text (it has answer, problem)"),
         (["--answer-column", "nope"], "Name one with --answer-column"),
         (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
-        (["--levels", "3"], "--levels needs --level-column"),
         (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),
-        (["--overlap", "nan"], "--overlap nan must lie in (0, 1]"),
-        (["--level-column", "nope"], "no column nope for the level"),
         (["--against", ""], "--against is empty (an unset shell variable?)"),
         (["--against", "name="], "'': neither a file, nor a folder"),
-        (["--name", ""], "--name is empty"),
         (["--text-column", ""], "--text-column is empty"),
-        (["--answer-from", ""], "--answer-from is empty"),
     ],
 )
 def test_wrong_options(
@@ -305,7 +261,6 @@ def test_wrong_options(
     ("source", "out", "message"),
     [
         ("a.parquet", "a.parquet", "would change a.parquet, which is read"),
-        ("a.parquet", "folder/../a.parquet", "which is read"),
         ("folder", "folder/new.parquet", "would change folder, which is read"),
         ("a.parquet", "b.parquet", "would change b.parquet, which is read"),  # the benchmark
         ("a.parquet", "folder.parquet", "is a folder"),
@@ -341,9 +296,10 @@ def test_nothing_that_is_read_is_overwritten(
 
 def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:
     """All real evaluation questions; the head of the training rows (the whole takes a minute)."""
-    suite = prepare.load_benchmarks([str(shared_data / "evaluation_suite")])
-    counts = {name.split("/")[1]: len(texts) for name, texts in suite.items()}
-    assert counts == {"aime": 30, "amc": 83, "math": 500, "minerva": 272, "olympiad_bench": 675}
+    counts = {"aime": 30, "amc": 83, "math": 500, "minerva": 272, "olympiad_bench": 675}
+    folder = shared_data / "evaluation_suite"
+    suite = prepare.load_benchmarks([f"{name}={folder}@{name}" for name in counts])
+    assert {name: len(texts) for name, texts in suite.items()} == counts
     file = shared_data / "math_level3to5" / "SimpleRL-simplelr_qwen_level3to5.train.parquet"
     rows = load_rows(str(file)).select(range(200))
     columns = load_presets()["math-level3to5"]
@@ -371,9 +327,7 @@ def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
         assert prepare.main([*command, "--validation", count]) == 1
 
 
-def test_rows_that_rephrase_one_question_are_joined(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_rephrase_one_question_are_joined(tmp_path: Path) -> None:
     def row(index: int, sub_index: int, question: str, answer: str = "2") -> dict[str, Any]:
         return {"index": index, "sub_index": sub_index, "question": question, "answer": answer}
 
@@ -393,7 +347,6 @@ def test_rows_that_rephrase_one_question_are_joined(
     assert one.text == "What is 1 + 1?"
     assert one.rephrasings == ("Find the sum of 1 and 1.", "Add one and one.")
     assert two.rephrasings == ("Two and two make what?",)
-    assert "1 of 1 questions, 2 of 1 questions; the paper has 3" in capsys.readouterr().out
     manifest = manifest_of(tmp_path)
     assert manifest["rows_left_out"] == {"padding": 2, "another answer": 1, "repeated": 1}
 

@@ -55,9 +55,19 @@ def test_paraphrases_are_removed(judge: object, kept: list[str] | None, tmp_path
     assert (listed[SAME]["benchmark"], listed[SAME]["index"]) == ("bench", 0)
 
 
-def test_the_shortlist_has_the_nearest_above_the_least_cosine() -> None:
-    vectors = {"q": [1.0, 0.0], "near": [4.0, 3.0], "nearest": [2.0, 0.1], "far": [0.0, 1.0]}
+def test_the_shortlist_has_the_nearest_above_the_least_cosine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors = {
+        "q": [1.0, 0.0],
+        "near": [4.0, 3.0],
+        "nearest": [2.0, 0.1],
+        "far": [0.0, 1.0],
+        "third": [1.0, 1.0],
+    }
     embed = lambda texts: np.array([vectors[text] for text in texts])  # noqa: E731
-    found = list(decontaminate.shortlist(["q"], ["far", "near", "nearest"], embed, 2))
-    assert [(pair.question, pair.benchmark) for pair in found] == [(0, 2), (0, 1)]
-    assert found[1].cosine == pytest.approx(0.8)
+    monkeypatch.setattr(decontaminate, "NEAREST", 2)
+    for listed in (["far", "near", "nearest"], ["third", "near", "nearest"]):
+        found = list(decontaminate.shortlist(["q"], listed, embed))
+        assert [(pair.question, pair.benchmark) for pair in found] == [(0, 2), (0, 1)]
+        assert found[1].cosine == pytest.approx(0.8)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from decimal import Decimal
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -120,53 +119,19 @@ def test_trouble_that_passes_is_retried_and_booked_as_what_it_cost(tmp_path: Pat
     assert budget.reserved == Spending()
 
 
-@pytest.mark.parametrize(("status", "as_date"), [(429, True), (503, False)])
-def test_retry_after_in_seconds_or_as_a_date(status: int, as_date: bool, tmp_path: Path) -> None:
-    """The client's own wait is 20 ms here, the server's 0.3 s; a date has whole seconds."""
-    named: list[float] = []  # the time that the server names, and that of the next request
-
-    def script(number: int, body: dict[str, Any]) -> Reply:
-        if number:
-            named.append(time.time())
-            return answer(number, body)
-        named.append(math.ceil(time.time() + 0.3) if as_date else time.time() + 0.3)
-        header = formatdate(named[0], usegmt=True) if as_date else "0.3"
-        return Reply({}, status=status, headers={"retry-after": header})
-
-    with serving(script) as endpoint:
-        assert len(ask(tmp_path, endpoint.url, requests(1)).answers) == 1
-    assert len(named) == 2
-    assert named[1] >= named[0] - 0.05
-
-
-def test_a_server_that_names_an_hour_is_left_to_the_next_run(tmp_path: Path) -> None:
-    with serving(always(Reply({}, 429, {"retry-after": "3600"}))) as endpoint:
-        with pytest.raises(EndpointError, match="8 equal failures in a row: status 429"):
-            ask(tmp_path, endpoint.url, requests(20), concurrency=4)
-        assert len(endpoint.bodies) <= 8 + 4
-    with serving(answer) as endpoint:
-        assert len(ask(tmp_path, endpoint.url, requests(1)).answers) == 1
-
-
-HTML = {"content-type": "text/html"}
-
-
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
         (Reply({}, status=500), "status 500"),
-        (Reply(b"<html>\n<h1>Bad gateway</h1>", headers=HTML), "not a JSON object: <html>"),
         (Reply(hang_up=True), "ProtocolError"),
         (Reply(chat(["x" * 500]), cut=100), "ProtocolError"),
         (Reply(chat(["x"]), delay=2.0), "no response in 0.6 s"),
         (Reply(b"{broken"), "{broken"),
         (Reply({"choices": None}), 'not a completion: {"choices": null}'),
-        (Reply({"error": "none"}), "not a completion"),
         (Reply([1]), "[1]"),
         (Reply(chat(["half an"], finish="abort")), "half an answer"),
         (Reply(chat(["x"]), pause=0.1), "no response in 0.6 s"),
         (Reply(b" " * 2**20), "more than 100000 bytes"),
-        (Reply(b" " * 2**20, status=500), "more than 100000 bytes"),
         (Reply(gzip.compress(b" " * 2**27), headers={"content-encoding": "gzip"}), "gzip"),
         (Reply({}, 307, {"location": "http://127.0.0.1:1/v1"}), "status 307"),
     ],
@@ -186,26 +151,14 @@ def test_a_failure_is_recorded_and_retried_by_the_next_run(
     assert not Store(tmp_path).failures
 
 
-def without(key: str) -> dict[str, Any]:
-    made = chat(["x"])
-    del made["choices"][0]["message"][key]
-    return made
-
-
 @pytest.mark.parametrize(
     ("reply", "status"),
     [
         (Reply({"choices": [], "prompt_feedback": {"block_reason": "SAFETY"}}), "no_choices"),
         (Reply({"choices": [{"message": None, "finish_reason": "stop"}]}), "no_content"),
-        (Reply(without("content")), "no_content"),
         (Reply(chat([""], finish="content_filter")), "content_filter"),
         (Reply(chat([""], finish=None)), "no_finish_reason"),
-        (
-            Reply({"error": {"message": "filtered", "code": "content_filter"}}, 400),
-            "content_filter",
-        ),
         (Reply({"error": {"message": "maximum context length"}}, 400), "prompt_too_long"),
-        (Reply({"error": {"message": "prompt is too long"}}, 422), "prompt_too_long"),
         (Reply({}, 413), "prompt_too_long"),
         (Reply({"error": {"message": "flagged by moderation"}}, 403), "content_filter"),
     ],
@@ -234,20 +187,6 @@ def test_other_names_of_stop(finish: str, tmp_path: Path) -> None:
     with serving(always(Reply(chat(["x"], finish=finish)))) as endpoint:
         (record,) = ask(tmp_path, endpoint.url, requests(1)).answers.values()
     assert record["finish"] == "stop"
-
-
-def test_one_burst_of_refusals_is_one(tmp_path: Path) -> None:
-    """All requests under way are refused at once, more than end a run in a row."""
-    busy = time.monotonic() + 0.3
-
-    def script(number: int, body: dict[str, Any]) -> Reply:
-        if time.monotonic() < busy:
-            return Reply({}, 429, {"retry-after": "0.5"})
-        return answer(number, body)
-
-    with serving(script) as endpoint:
-        store = ask(tmp_path, endpoint.url, requests(90), concurrency=80)
-    assert len(store.answers) == 90
 
 
 def test_a_model_that_never_comes_to_its_answer_ends_the_run(tmp_path: Path) -> None:
@@ -305,9 +244,7 @@ def test_an_endpoint_that_gives_one_response_at_a_time(refuses: bool, tmp_path: 
     ("reply", "told"),
     [
         (Reply({}, status=401), "OPENAI_API_KEY"),
-        (Reply({}, status=403), "OPENAI_API_KEY"),
         (Reply({"error": {"code": "insufficient_quota"}}, status=429), "quota"),
-        (Reply({"error": {"type": "insufficient_quota"}}, status=429), "quota"),
         (Reply({"error": {"message": "no model scripted"}}, status=404), "no model scripted"),
     ],
 )
@@ -377,36 +314,13 @@ def test_a_known_model_has_a_price() -> None:
     assert 0 < Spending(1, 10**6, 0).at(known).dollars < Spending(1, 0, 10**6).at(known).dollars
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        *(Reply({"error": {"message": "cuda out of memory"}}, status) for status in (400, 500)),
-        Reply(b"<html>cuda out of memory</html>", headers=HTML),
-    ],
-)
-def test_equal_failures_in_a_row_end_the_run(reply: Reply, tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [400, 500])
+def test_equal_failures_in_a_row_end_the_run(status: int, tmp_path: Path) -> None:
+    reply = Reply({"error": {"message": "cuda out of memory"}}, status)
     with serving(always(reply)) as endpoint:
         with pytest.raises(EndpointError, match=r"8 equal failures.*cuda out of memory"):
             ask(tmp_path, endpoint.url, requests(50), retries=0, concurrency=2)
         assert len(endpoint.bodies) <= 8 + 2
-
-
-def test_a_clock_that_jumps_back_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = time.time
-
-    def jump() -> None:
-        monkeypatch.setattr(time, "time", lambda: clock() - 3600)
-
-    def script(number: int, body: dict[str, Any]) -> Reply:
-        if number:
-            return answer(number, body)
-        threading.Timer(0.5, jump).start()  # while the client waits
-        return Reply({}, 429, {"retry-after": "1"})
-
-    with serving(script) as endpoint:
-        assert len(ask(tmp_path, endpoint.url, requests(2), concurrency=1).answers) == 2
 
 
 def test_a_signal_ends_the_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,14 +350,8 @@ def test_a_torn_last_line_is_requested_again(tmp_path: Path) -> None:
     assert len(store.answers) == len(Store(tmp_path).answers) == 3
 
 
-def test_a_prompt_has_each_slot_once(tmp_path: Path) -> None:
+def test_a_text_may_contain_a_slot() -> None:
     content = load_prompt("paper").messages("What is {question}?")[0]["content"]
     assert content.endswith("Question: What is {question}?\nRephrasing it:")
-    file = tmp_path / "mine.yaml"
-    file.write_text("text: 'Are {question} and {candidate} the same?'")
-    judge = load_prompt(str(file), "--judge-prompt").messages("one {candidate}", "two")
+    judge = Prompt("Are {question} and {candidate} the same?").messages("one {candidate}", "two")
     assert judge[0]["content"] == "Are one {candidate} and two the same?"
-    file.write_text("text: no slot")
-    for name in (str(file), "papr"):
-        with pytest.raises(RephraseError, match="--prompt="):
-            load_prompt(name)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rephrase_pipeline import GOOD, Pipeline, command, rephrase, write_questions
 from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.base.files import read_lines
+from prompt_aug.endpoint.client import Endpoint
+from prompt_aug.rephrase import options
 from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import clean
 
@@ -44,12 +47,9 @@ def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFix
     manifest = made.manifest()
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 16
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
-    card = made.out.with_name("out.parquet.README.md").read_text()
-    assert card.startswith("---\n")
-    assert "data_files: out.parquet" in card
 
 
-@pytest.mark.parametrize("finish", ["length", "content_filter", "abort", None])
+@pytest.mark.parametrize("finish", ["length", None])
 def test_half_a_candidate_is_rejected(tmp_path: Path, finish: str | None) -> None:
     """Also one that an older version stored; `length` and `content_filter` come from a server."""
     made = Pipeline(tmp_path, 1)
@@ -60,26 +60,15 @@ def test_half_a_candidate_is_rejected(tmp_path: Path, finish: str | None) -> Non
     assert made.sent == 1 and not made.written()[0].rephrasings
 
 
-def test_pass_rates_decide_the_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = Pipeline(tmp_path, 1)
-    (question,) = made.asked()
-    rights = zip([question.text, *FIRST], [8, 8, 8, 0], strict=True)
-    rates = [{"uid": question.uid, "text": t, "right": c, "responses": 8} for t, c in rights]
-    assert made.run(rephrase, "--n", "2", "--pass-rates", made.write("rates.jsonl", rates)) == 0
-    assert made.written()[0].rephrasings[0] == FIRST[2]
-    assert "expected groups with signal" in capsys.readouterr().out
-
-
 def test_a_dry_run_sends_nothing_and_prints_what_is_left_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also with stored candidates, which a solver and a judge could be asked about."""
     made = Pipeline(tmp_path, 6)
-    more = ["--dry-run", "--price", "2", "10", "--answer-tokens", "100"]
-    assert made.run(rephrase, *more) == 0
+    assert made.run(rephrase, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert re.search(r"expected: 6 requests, \d+ \+ 750 tokens, \$0\.0", said)
-    assert re.search(r"at most: 6 requests, \d+ \+ 3000 tokens, \$0\.0", said)
+    assert re.search(rf"expected: 6 requests, \d+ \+ {6 * 5 * 256} tokens, unknown price", said)
+    assert re.search(rf"at most: 6 requests, \d+ \+ {6 * 5 * 2048} tokens", said)
     assert not made.out.exists() and made.sent == 0
     assert made.run(rephrase) == 0
     assert made.run(rephrase, "--n", "5", "--solve", "s", "--judge", "j", "--dry-run") == 0
@@ -102,20 +91,12 @@ def test_a_budget_that_is_reached(
     [
         (["--limit", "-1"], 2, "--limit=-1"),
         (["--most", "2", "--n", "3"], 2, "--most=2"),
-        (["--max-cost", "nan", "--price", "1", "2"], 2, "--max-cost=nan"),
-        (["--max-cost", "1", "--price", "nan", "2"], 2, "--price=nan"),
-        (["--max-cost", "1"], 2, "--price IN OUT"),
-        (["--max-requests", "0"], 2, "--max-requests=0"),
-        (["--temperature", "nan"], 2, "--temperature"),
-        (["--top-p", "7"], 2, "--top-p=7.0"),
-        (["--timeout", "0"], 2, "--timeout"),
+        (["--max-cost", "nan"], 2, "--max-cost=nan"),
+        (["--max-cost", "1"], 2, "no price of a model"),
+        (["--timeout", "nan"], 2, "--timeout"),
         (["--base-url", "localhost:8000"], 2, "--base-url=localhost:8000"),
-        (["--prompt", "BINARY"], 1, "--prompt="),
-        (["--prompt", "nothing.txt"], 1, "--prompt=nothing.txt"),
-        (["--decisions", "BINARY"], 1, "--decisions="),
-        (["--pass-rates", "BINARY"], 1, "--pass-rates="),
-        (["--pass-rates", "nothing.jsonl"], 1, "--pass-rates=nothing.jsonl"),
-        (["--work", "BINARY"], 2, "--work="),
+        (["--from", "BINARY"], 1, "no candidate of a question"),
+        (["--from", "nothing.jsonl"], 1, "--from=nothing.jsonl"),
         (["--against", "nothing.parquet"], 1, "nothing.parquet"),
         (["--offline", "--solve", "m"], 2, "--solve"),
     ],
@@ -149,13 +130,10 @@ def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("raw", "text"),
     [
-        ("How many?", "How many?"),
         ("Rephrased: How many?", "How many?"),
-        ("**Rephrased question:** How many?", "How many?"),
         ('"How many?"', "How many?"),
         ("<think>I could say it so.</think>\n\nHow many?", "How many?"),
         ("How many?\n\nQuestion: What else?\nRephrased: x", "How many?"),
-        ("Find $f(x)$: the function.", "Find $f(x)$: the function."),
         ("Rephrased: $ x $ is what?", "$ x $ is what?"),
     ],
 )
@@ -248,7 +226,7 @@ def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None
         faulty = first and sum(b["messages"] == body["messages"] for b in sent) < 2
         return Reply(chat([texts[3] if faulty else texts[i % 3] for i in range(body["n"])]))
 
-    arguments = ["--most", "12", "--per-request", "12"]
+    arguments = ["--most", "12"]
     assert made.run(script, *arguments) == 0
     wanted = sorted(body["n"] for body in sent)
     assert wanted[:3] == [6, 6, 6], "three for each, at an acceptance of one half"
@@ -276,11 +254,10 @@ def test_a_file_goes_through_the_same_checks_and_solver(
     verdicts = [(c["verdict"], c["path"]) for c in made.candidates()]
     assert verdicts == [("accept", "checks"), ("reject", "checks"), ("doubtful", "solver")]
     assert made.manifest()["accepted_by"] == {"checks": 1}
-    assert made.manifest()["solver"] == {"asked": 2, "answered": 2}
 
 
 def test_a_failure_of_any_round_or_stage_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Question 0 fails in the first round, the others need a second one."""
     made, calls = Pipeline(tmp_path, 3), iter(range(100))
@@ -292,7 +269,8 @@ def test_a_failure_of_any_round_or_stage_is_named(
         texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
         return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
 
-    more = "--n 1 --most 6 --per-request 2 --retries 0 --concurrency 1".split()
+    monkeypatch.setattr(options, "Endpoint", partial(Endpoint, per_request=2, retries=0))
+    more = "--n 1 --most 6 --concurrency 1".split()
     assert made.run(script, *more) == 4
     assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
     assert made.run(script, *more, "--solve", "s", "--partial") == 4

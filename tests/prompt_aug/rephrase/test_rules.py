@@ -3,12 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import check
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.rules import responses
 
 TOY = {
     "What is 47 + 38?": 85,
@@ -41,19 +38,3 @@ def test_a_sum_is_not_rephrased_as_a_difference() -> None:
         ("What is 74 - 38?", "Add 74 and 38."),
     ):
         assert check(one, other).verdict != "accept"
-
-
-@pytest.mark.parametrize(
-    ("question", "expected"),
-    [
-        ("If $x > 2$, what is $x^2$?", "What is $x^2$ if $x > 2$?"),
-        ("Ben has 4 pens. How many are blue?", "Ben owns 4 pens. How many are blue?"),
-        ("Prove it.", None),
-    ],
-)
-def test_other_questions_are_turned_or_have_phrases_replaced(
-    question: str, expected: str | None
-) -> None:
-    texts = [response["text"] for response in responses(question, 9)]
-    assert expected in texts if expected else not texts
-    assert question not in texts

@@ -25,8 +25,6 @@ SAME = {"same_unknown": True, "same_conditions": True, "same_answer": True, "dif
         (Answers(4, 4, ()), Answers(3, 4, ()), CANDIDATE, "accept", "checks"),
         (Answers(4, 4, ()), Answers(2, 4, ()), DOUBTFUL, "doubtful", "checks"),
         (Answers(4, 4, ()), Answers(0, 4, (("12", 4),)), CANDIDATE, "doubtful", "solver"),
-        (Answers(4, 4, ()), Answers(0, 4, (("12", 3),)), CANDIDATE, "doubtful", "solver"),
-        (Answers(3, 4, (("12", 1),)), Answers(0, 4, (("12", 4),)), CANDIDATE, "doubtful", "solver"),
         (Answers(2, 4, (("12", 2),)), Answers(0, 4, (("12", 4),)), CANDIDATE, "accept", "checks"),
         (Answers(4, 4, ()), Answers(2, 4, (("12", 2),)), CANDIDATE, "accept", "checks"),
         (Answers(1, 4, (("12", 3),)), Answers(0, 4, (("12.0", 4),)), CANDIDATE, "accept", "checks"),
@@ -48,9 +46,7 @@ def test_a_solver_accepts_at_m_of_k_and_doubts_a_new_common_wrong_answer(
         ("<think>{}</think>So:\n```json\n" + json.dumps(SAME) + "\n```", "accept"),
         (json.dumps(SAME | {"same_answer": False, "difference": "5, 6"}), "doubtful"),
         (json.dumps(SAME | {"same_answer": "yes"}), "doubtful"),
-        ("Both are the same.", "doubtful"),
         ("{" * 5000, "doubtful"),
-        ("[" * 5000 + "{}", "doubtful"),
     ],
 )
 def test_a_judge_accepts_only_with_a_whole_verdict(response: str, verdict: str) -> None:

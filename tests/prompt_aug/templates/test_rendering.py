@@ -62,19 +62,6 @@ def test_qwen() -> None:
     assert rendered.messages == (("system", "SYS"), ("user", QUESTION + "\nStep by step."))
 
 
-def test_llama_3_has_one_bos() -> None:
-    made = llama()
-    text = render(FULL, QUESTION, made).text
-    assert text == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nSYS<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nWhat is {question} plus {0}?\nStep by step."
-        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<think>\n"
-    )
-    ids = made.encode(text, add_special_tokens=False)
-    assert ids.count(made.bos_token_id) == 1
-    assert made.decode(ids) == text
-
-
 @pytest.mark.parametrize(
     ("made", "text"),
     [
