@@ -1,6 +1,6 @@
-"""Write the report of one or several runs: index.html, report.md, a PNG and a CSV of each figure.
+"""Write the report of one or several runs: index.html, a PNG and a CSV of each figure.
 
-index.html holds curves, samples and formulas, and needs no network. summary.json is written last.
+index.html holds tables, figures and samples, and needs no network. summary.json is written last.
 """
 
 import argparse
@@ -11,10 +11,10 @@ from pathlib import Path
 from eval import EvaluationError
 from eval.command import add_settings, path, run_command, text
 from eval.report import charts, tables
-from eval.report.answers import archive, rollouts
+from eval.report.answers import archive
 from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
-from eval.report.page import Page, results
+from eval.report.page import html, results
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import replacing, write_json, write_text
@@ -35,27 +35,14 @@ def build(
     if len({run.name for run in runs}) != len(runs):
         raise EvaluationError(f"two runs have the same name: {[run.name for run in runs]}")
     numbers = [summary(run) for run in runs]
-    drawn, absent = figures(runs)
-    samples, read = archive(runs), [rollouts(run) for run in paths]
-    for run, found in zip(runs, read, strict=True):
-        missing = [] if found else ["no sample rollouts: rollouts/step_N.jsonl is missing"]
-        run.notes.extend([*absent, *missing])
+    samples, drawn = archive(runs), [(figure, charts.png(figure)) for figure in figures(runs)]
     name = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    for figure in drawn:
+    for figure, picture in drawn:
         with replacing(folder / f"{figure.name}.png") as file:
-            file.write(charts.png(figure))
+            file.write(picture)
         write_text(folder / f"{figure.name}.csv", figure.as_csv())
-    page = Page(
-        name=name,
-        runs=runs,
-        blocks=results(runs, expected),
-        samples=samples,
-        headline=tables.headline(runs[0], numbers[0]) if len(runs) == 1 else (),
-        figures=drawn,
-        rollouts=read,
-    )
-    write_text(folder / "report.md", page.markdown())
-    write_text(folder / "index.html", page.html())
+    page = html(f"Training report: {name}", runs, results(runs, expected), samples, drawn)
+    write_text(folder / "index.html", page)
     by_name = {run.name: found for run, found in zip(runs, numbers, strict=True)}
     write_json(folder / "summary.json", numbers[0] if len(runs) == 1 else by_name)
     return runs
@@ -63,16 +50,15 @@ def build(
 
 def _report(options: argparse.Namespace) -> None:
     runs = build(options.runs, options.out, options.settings, options.expected)
-    for of, table in tables.checkpoints_of_all(runs):
-        print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
     for run in runs:
+        name = f"{run.name}: " * (len(runs) > 1)
         if run.rows:
+            print(f"{name}\n{in_columns(tables.checkpoint_table(run), rule=True)}".strip())
             asked = run.eval_settings
             told = f"template {asked['template']}, temperature {asked['temperature']:g}"
-            name = f"{run.name}: " * (len(runs) > 1)
-            print(f"{name}percent right, evaluated with {told}; training prints other accuracies")
+            print(f"percent right, evaluated with {told}; training prints other accuracies")
         for note in run.notes:
-            print("note: " + f"{run.name}: " * (len(runs) > 1) + note)
+            print(f"note: {name}{note}")
     folder = options.out or RunFolder(options.runs[0]).report
     print(f"report: {folder / 'index.html'}")
 

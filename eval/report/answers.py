@@ -1,41 +1,28 @@
-"""Model texts of a report: all graded samples, compressed, and a few training rollouts.
+"""Model texts of a report: all graded samples, compressed.
 
 The page is one file without a server, so its index is small: question, checkpoint, status and
-length of each sample. The texts are in blocks of questions, gzip in base64, which the browser
-unpacks when a question is opened or responses are searched.
+length of each sample. The texts of a question are a block, gzip in base64, which the browser
+unpacks when the question is opened or responses are searched.
 
-The texts are hostile. Samples stay JSON until the page writes them as text nodes. Rollouts are
-shortened here, and escaped by the page's template.
+The texts are hostile. They stay JSON until the page writes them as text nodes.
 """
 
 import base64
 import gzip
 import json
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from eval.report.data import CheckpointRow, RunData
-from prompt_aug.base.files import iter_lines
-from recipe.run.folder import RunFolder
 
 PAGE_SAMPLES = 200_000  # of a page; with more, checkpoints in between are left out
 RESPONSE_CHARACTERS = 20_000
-BLOCK_CHARACTERS = 1 << 18  # before compression
-MOST_ROLLOUTS = 26
-ROLLOUT_CHARACTERS = 4000
-SAME_AS_VERDICT = ("correct", "wrong")  # statuses that say no more than right and wrong
-FACTS = ("gold", "status", "reward", "format", "length", "truncated", "uid")
-
-
-# ------------------------------------------------------------------------- samples
 
 
 @dataclass(frozen=True)
 class Archive:
-    """`index` is JSON. `blocks` are base64 of gzip of JSON: {question: its prompts and records}."""
+    """`index` is JSON. `blocks` has the `packed` prompts and records of each question."""
 
     index: dict[str, Any]
     blocks: list[str]
@@ -68,24 +55,21 @@ def archive(runs: Sequence[RunData]) -> Archive:
                     status = statuses.setdefault(sample["status"], len(statuses))
                     facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
                     known.entry["s"].append(facts)
-                    text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
-                    text = text[:limit] + rest(text, limit)
+                    text = shortened(sample.get("response", ""))
                     record = [place, text, sample.get("extracted"), sample["finish_reason"]]
                     known.records.append(record)
             checkpoints.append({"run": run.name, "step": row.step})
-    blocks: list[str] = []
-    block: dict[int, Any] = {}
-    size = 0
-    for number, known in enumerate(found.values()):
-        known.entry["k"] = len(blocks)
-        block[number] = {"p": list(known.prompts), "r": known.records}
-        size += sum(len(record[1]) for record in known.records) + 100
-        if size > BLOCK_CHARACTERS or number == len(found) - 1:
-            blocks.append(packed(block))
-            block, size = {}, 0
-    entries = [known.entry for known in found.values()]
+    blocks = [packed({"p": list(q.prompts), "r": q.records}) for q in found.values()]
+    entries = [question.entry for question in found.values()]
     index = {"checkpoints": checkpoints, "statuses": list(statuses), "questions": entries}
     return Archive(index, blocks)
+
+
+def shortened(text: str) -> str:
+    most = RESPONSE_CHARACTERS
+    return (
+        text if len(text) <= most else f"{text[:most]}\n... and {len(text) - most} more characters"
+    )
 
 
 def packed(value: object) -> str:
@@ -106,61 +90,3 @@ def _kept(run: RunData, most: int) -> list[CheckpointRow]:
     steps = ", ".join(str(row.step) for row in kept)
     run.notes.append(f"samples of {len(rows)} checkpoints would be too many: those of {steps}")
     return kept
-
-
-# ------------------------------------------------------------------------- rollouts
-
-
-def visible(text: object, limit: int = ROLLOUT_CHARACTERS) -> str:
-    r"""Shorten `text` and spell out control and direction characters (``\u202e``).
-
-    A response must not be able to reorder or hide the page around it.
-    """
-
-    def spelled(character: str) -> str:
-        hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co")
-        return f"\\u{ord(character):04x}" if hidden and character not in "\n\t" else character
-
-    raw = text if isinstance(text, str) else repr(text)
-    return "".join(map(spelled, raw[:limit])) + rest(raw, limit)
-
-
-def rest(text: str, limit: int) -> str:
-    return f"\n... and {len(text) - limit} more characters" if len(text) > limit else ""
-
-
-def rollouts(run: Path) -> list[dict[str, Any]]:
-    """Return a right and a wrong rollout per template of the first and the last recorded step."""
-    steps, picked = RunFolder(run).rollout_steps(), list[dict[str, Any]]()
-    for step in dict.fromkeys((min(steps), max(steps))) if steps else ():
-        first: dict[tuple[str, bool], dict[str, Any]] = {}
-        for line in iter_lines(steps[step]):
-            template = visible(line.get("template", "no template"), 80)
-            correct = bool(line.get("accuracy"))
-            shown = {"step": step, "template": template, "correct": correct, **_texts(line)}
-            first.setdefault((template, correct), shown)
-            if len(first) == MOST_ROLLOUTS:
-                break
-        picked += sorted(first.values(), key=lambda rollout: rollout["template"])
-    return picked
-
-
-def _texts(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return preview, prompt, response and (name, value) of the facts of a rollout."""
-
-    def fact(value: object) -> str:
-        if isinstance(value, float):
-            return f"{value:g}"
-        return visible(" | ".join(map(str, value)) if isinstance(value, list) else str(value), 300)
-
-    response = line.get("response", "")
-    return {
-        "preview": visible(" ".join(str(response).split()), 100).split("\n")[0],
-        "prompt": visible(line.get("prompt", "")),
-        "response": visible(response),
-        "facts": [
-            (name, fact(line[name]))
-            for name in FACTS
-            if line.get(name) is not None and line[name] not in SAME_AS_VERDICT
-        ],
-    }

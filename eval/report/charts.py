@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from eval.report.figures import Curve, Figure, Panel
 
-# Okabe and Ito's palette, darkest first.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-STACK_COLORS = (*COLORS, "#F0E442", "#999999", "#66A61E", "#882255", "#DDCC77")
+# Okabe and Ito's palette, darkest first, then more colors.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#999999",
+          "#66A61E", "#882255")  # fmt: skip
 MARKERS = "osD^vP*"
 COLUMNS = 3
 FEW = 12  # points; shorter curves get markers and no running mean
@@ -53,11 +53,10 @@ def png(figure: Figure) -> bytes:
     rows = -(-len(figure.panels) // columns)
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(9.0, 3.5 if columns == 1 else 2.7 * rows), layout="constrained")
-        grid = canvas.subplots(rows, columns, squeeze=False).flatten().tolist()
+        same = len({panel.unit for panel in figure.panels}) == 1
+        grid = canvas.subplots(rows, columns, squeeze=False, sharey=same).flatten().tolist()
         for axes, panel in zip(grid, figure.panels, strict=False):
-            _draw(axes, panel, figure)
-            if shared := figure.y_range():
-                axes.set_ylim(*shared)
+            _draw(axes, panel, small=len(figure.panels) > 1)
         for axes in grid[len(figure.panels) :]:
             axes.set_visible(False)
         buffer = io.BytesIO()
@@ -66,27 +65,16 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(axes: Axes, panel: Panel, figure: Figure) -> None:
+def _draw(axes: Axes, panel: Panel, *, small: bool) -> None:
     axes.set_title(plain(panel.title))
     axes.set_ylabel(plain(panel.unit))
-    axes.set_xlabel(figure.x_title)
-    if figure.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(mpl.ticker.FormatStrFormatter("%d"))
-    else:
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
-    if panel.stacked:
-        values = [curve.y for curve in panel.curves]
-        labels = [plain(curve.label) for curve in panel.curves]
-        axes.stackplot(panel.curves[0].x, values, labels=labels, colors=STACK_COLORS)
-        axes.set_ylim(bottom=0)
+    axes.set_xlabel("training step")
+    axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
     for curve, color, marker in zip(panel.curves, cycle(COLORS), cycle(MARKERS), strict=False):
-        if not panel.stacked:
-            _line(axes, curve, color, marker)
+        _line(axes, curve, color, marker)
     if len(panel.curves) > 1:
-        small = len(figure.panels) > 1
         place = {"loc": "best"} if small else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes.legend(frameon=False, fontsize=7 if small else 9, reverse=panel.stacked, **place)
+        axes.legend(frameon=False, fontsize=7 if small else 9, **place)
 
 
 def _line(axes: Axes, curve: Curve, color: str, marker: str) -> None:

@@ -173,7 +173,7 @@ def asked_differently(one: Entries, other: Entries) -> list[str]:
         name
         for name, entry in other.items()
         if name not in one
-        or one[name].get("order") != entry.get("order")
+        or one[name]["order"] != entry["order"]
         or differences(asked(one[name]), asked(entry))
     ]
 

@@ -1,4 +1,4 @@
-"""The figures of a report as data. PNG, CSV and the interactive page are made from one record.
+"""The figures of a report as data, from which PNG and CSV are made.
 
 Each function takes one or several runs. A figure without panels has no data. With several runs
 the label of a curve starts with its run's name.
@@ -8,13 +8,13 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from eval.report.data import RunData, Series
 
 # The parts of a trainer step that follow one another, as timing_s/PART has them, with their labels.
 # Validation and saving are not among them: they are outside verl's timer of the step.
 STEP_PARTS = {
+    "step": "whole step",
     "gen": "generation",
     "reward": "rewards",
     "old_log_prob": "old log-probabilities",
@@ -24,18 +24,6 @@ STEP_PARTS = {
     "update_critic": "critic update",
     "update_actor": "actor update",
     "update_weights": "weights to the engine",
-}
-# The statuses of a grading that do not explain themselves (prompt_aug/grading/GRADING.md).
-STATUS_NOTES = {
-    "unworked": "arithmetic that is not worked out",
-    "echo": "the answer only repeats the question",
-    "no_answer": "no answer was found in the response",
-    "unparsable": "the answer cannot be read as mathematics",
-    "timeout": "grading took too long",
-    "too_long": "the answer is too long to grade",
-    "error": "the grader failed",
-    "bad_result": "the verifier returned no finite number",
-    "prompt_too_long": "the prompt does not fit into the context",
 }
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
 # Left out: verl's actor/entropy, which is aggregated like the loss, so its unit depends on the
@@ -66,10 +54,7 @@ PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     ]),
 }  # fmt: skip
 TOTAL = "all questions"
-HELD_OUT = "Accuracy on held-out questions"
-VALIDATION = "Validation accuracy in training"
 MOST_POINTS = 2000  # of a curve of `logged`, which the page embeds
-STEP_SECONDS = "Seconds per training step"
 
 
 @dataclass(frozen=True)
@@ -84,47 +69,27 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. `stacked`: the curves are parts of a whole."""
+    """One pair of axes."""
 
     title: str
     unit: str
     curves: Sequence[Curve]
-    stacked: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
-    """`name` is the name of its files. `log_x` selects a logarithmic x axis."""
+    """Panels over the training steps. `name` is the name of its files."""
 
     name: str
     title: str
     caption: str
     panels: Sequence[Panel]
-    x_title: str = "training step"
-    log_x: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "y_range": self.y_range(), "csv": self.as_csv()}
-
-    def y_range(self) -> tuple[float, float] | None:
-        """Return the common y range of several panels of one unit, else None."""
-        if len(self.panels) < 2 or len({panel.unit for panel in self.panels}) > 1:
-            return None
-        ends = [
-            y + sign * error
-            for panel in self.panels
-            for curve in panel.curves
-            for y, error in zip(curve.y, curve.error or [0.0] * len(curve.y), strict=True)
-            for sign in (-1, 1)
-        ]
-        margin = 0.05 * (max(ends) - min(ends)) or 0.05
-        return min(ends) - margin, max(ends) + margin
 
     def as_csv(self) -> str:
         """Return a line per point: panel, unit, curve, x, y, standard error."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["panel", "unit", "curve", self.x_title, "value", "standard error"])
+        writer.writerow(["panel", "unit", "curve", "training step", "value", "standard error"])
         for panel in self.panels:
             for curve in panel.curves:
                 for i, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
@@ -137,51 +102,46 @@ class Figure:
 Runs = Sequence[RunData]
 
 
-def _label(runs: Runs, run: RunData, label: str = "") -> str:
-    if len(runs) == 1:
-        return label
-    return f"{run.name}: {label}" if label else run.name
-
-
 def accuracy_by_step(runs: Runs) -> Figure:
-    """Return accuracy by step: a line per benchmark, or for several runs a panel per benchmark."""
-    names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
-    curves: dict[str, list[Curve]] = {}
-    for name in [*names, TOTAL] if len(names) > 1 else names:
-        for run in runs:
-            known = {row.step: {TOTAL: asdict(row.total), **row.benchmarks} for row in run.rows}
-            scores = {step: found[name] for step, found in known.items() if name in found}
-            if scores:
-                y = [100 * entry["accuracy"] for entry in scores.values()]
-                error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
-                panel, label = (HELD_OUT, name) if len(runs) == 1 else (name, run.name)
-                curves.setdefault(panel, []).append(Curve(label, list(scores), y, error))
+    found = []
+    for run in runs:
+        names, steps = list(run.rows[-1].benchmarks) if run.rows else [], [r.step for r in run.rows]
+        for name in [*names, TOTAL] if len(names) > 1 else names:
+            entries = [{TOTAL: asdict(row.total), **row.benchmarks}[name] for row in run.rows]
+            y, error = ([e[key] or 0.0 for e in entries] for key in ("accuracy", "standard_error"))
+            found.append((name, run.name, steps, y, error))
     caption = "bars are one standard error, clustered by question"
-    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
-    return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
+    return _scores("accuracy", "Accuracy by checkpoint", caption, found, len(runs) > 1)
 
 
 def validation(runs: Runs) -> Figure:
     """Return the accuracy by data source of the validations that a training run logs."""
-    curves: dict[str, list[Curve]] = {}
+    found = []
     for run in runs:
-        for source in validation_sources(run):
+        keys = [k for k in run.keys("val/") if k.endswith("/accuracy") and "/part/" not in k]
+        for source in (key.removeprefix("val/").removesuffix("/accuracy") for key in keys):
             steps, y = run.series(f"val/{source}/accuracy")
             errors = dict(zip(*run.series(f"val/{source}/standard_error"), strict=True))
-            panel, label = (VALIDATION, source) if len(runs) == 1 else (source, run.name)
-            error = [100 * errors.get(step, 0.0) for step in steps]
-            curves.setdefault(panel, []).append(Curve(label, steps, [100 * v for v in y], error))
-    caption = (
-        "questions of data.val_files, asked during training; bars are one standard error over "
-        "questions"
-    )
-    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
-    return Figure("validation", VALIDATION, caption, panels)
+            found.append((source, run.name, steps, y, [errors.get(step, 0.0) for step in steps]))
+    caption = "questions of data.val_files; bars are one standard error over questions"
+    return _scores("validation", "Validation accuracy in training", caption, found, len(runs) > 1)
 
 
-def validation_sources(data: RunData) -> list[str]:
-    keys = [key for key in data.keys("val/") if key.endswith("/accuracy") and "/part/" not in key]
-    return [key.removeprefix("val/").removesuffix("/accuracy") for key in keys]
+def _scores(
+    name: str,
+    title: str,
+    caption: str,
+    found: Iterable[tuple[str, str, Sequence[float], Sequence[float], Sequence[float]]],
+    several: bool,
+) -> Figure:
+    """Return a line per benchmark; for several runs a panel per benchmark with a line per run."""
+    panels: dict[str, list[Curve]] = {}
+    for of, run, steps, shares, errors in found:
+        panel, label = (of, run) if several else (title, of)
+        y, error = [100 * x for x in shares], [100 * x for x in errors]
+        panels.setdefault(panel, []).append(Curve(label, steps, y, error))
+    made = [Panel(panel, "percent right", curves) for panel, curves in panels.items()]
+    return Figure(name, title, caption, made)
 
 
 def logged(runs: Runs) -> dict[str, list[Series]]:
@@ -196,61 +156,15 @@ def logged(runs: Runs) -> dict[str, list[Series]]:
     return {key: several for key, several in found.items() if any(steps for steps, _ in several)}
 
 
-def status_notes(statuses: Iterable[str]) -> str:
-    """Return the explanations of those statuses that need one."""
-    known = ((status, STATUS_NOTES.get(status)) for status in statuses)
-    return "; ".join(f"{status.replace('_', ' ')}: {note}" for status, note in known if note)
-
-
-def pass_at_k_curves(runs: Runs) -> Figure:
-    """Return pass@k over k of the first and the last checkpoint, a panel per benchmark."""
-    curves: dict[str, list[Curve]] = {}
-    for run in runs:
-        for row in {row.step: row for row in (*run.rows[:1], *run.rows[-1:])}.values():
-            for name, entry in row.benchmarks.items():
-                values = sorted((int(k), 100 * value) for k, value in entry["pass_at_k"].items())
-                if len(values) > 1:
-                    ks, y = zip(*values, strict=True)
-                    curve = Curve(_label(runs, run, f"step {row.step}"), ks, y)
-                    curves.setdefault(name, []).append(curve)
-    caption = "unbiased, from all samples of a question; the first and the last checkpoint"
-    panels = [Panel(name, "percent", found) for name, found in curves.items()]
-    return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
-
-
 def by_template(runs: Runs) -> Figure:
-    caption = "accuracy and format reward of the training rollouts drawn with each template"
+    parts = ("accuracy", "format")
+    keys = {key for run in runs for key in run.keys("template/") if key.endswith(parts)}
     panels = [
-        (name, "mean per rollout", {f"template/{name}/{p}": p for p in ("accuracy", "format")})
-        for name in sorted({name for run in runs for name in template_names(run)})
+        (name, "mean per rollout", {f"template/{name}/{part}": part for part in parts})
+        for name in sorted({key.split("/", 1)[1].rsplit("/", 1)[0] for key in keys})
     ]
+    caption = "accuracy and format reward of the training rollouts drawn with each template"
     return _metrics(runs, "templates", "Templates", caption, *panels)
-
-
-def template_names(data: RunData) -> list[str]:
-    """Return the templates for which the run has an accuracy or a format reward."""
-    keys = (key for key in data.keys("template/") if key.endswith(("/accuracy", "/format")))
-    return sorted({key.split("/", 1)[1].rsplit("/", 1)[0] for key in keys})
-
-
-def step_time(runs: Runs) -> Figure:
-    """Return the seconds of a training step; for one run its parts, stacked unless they overlap."""
-    about = ("step_time", "Step time", "without validation and saving")
-    steps, whole = runs[0].series("timing_s/step")
-    if len(runs) > 1 or not steps:
-        return _metrics(runs, *about, (STEP_SECONDS, "seconds", {"timing_s/step": ""}))
-    by_step = {float(line["step"]): line for line in runs[0].metrics}
-    parts = {}
-    for part, label in STEP_PARTS.items():
-        seconds = [float(by_step[step].get(f"timing_s/{part}") or 0.0) for step in steps]
-        if any(seconds):
-            parts[label] = seconds
-    rest = [total - sum(p[i] for p in parts.values()) for i, total in enumerate(whole)]
-    # If the parts overlap, stacking them would show more time than the step took.
-    stacked = all(left >= -0.05 * total for left, total in zip(rest, whole, strict=True))
-    parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"whole step": whole}
-    curves = [Curve(part, steps, values) for part, values in parts.items()]
-    return Figure(*about, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
 
 
 def _metrics(
@@ -260,7 +174,7 @@ def _metrics(
     found = []
     for heading, unit, keys in panels:
         curves = [
-            Curve(_label(runs, run, label), *series)
+            Curve(": ".join(filter(None, (run.name * (len(runs) > 1), label))), *series)
             for run in runs
             for key, label in keys.items()
             if (series := run.series(key))[0]
@@ -269,13 +183,12 @@ def _metrics(
     return Figure(name, title, caption, found)
 
 
-def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
-    """Return the figures in the order of the page, and a note for each that has no data."""
+def figures(runs: Runs) -> list[Figure]:
+    """Return the figures that have data, in the order of the page."""
     found = sorted({key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])})
     grades = {key: key.removeprefix("grade/").replace("_", " ") for key in found}
-    status = [("Grading status in training", "share of rollouts", grades)]
-    notes = status_notes(key.removeprefix("grade/") for key in found)
-    about = "; ".join(filter(None, ("shares of all training rollouts", notes)))
+    parts = list(STEP_PARTS.items())[: 1 if len(runs) > 1 else None]
+    times = {f"timing_s/{part}": label for part, label in parts}
     plain = {
         name: _metrics(runs, name, title, caption, *panels)
         for name, (title, caption, panels) in PLAIN.items()
@@ -283,14 +196,12 @@ def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
     made = [
         accuracy_by_step(runs),
         validation(runs),
-        pass_at_k_curves(runs),
         plain.pop("reward"),
         by_template(runs),
         *plain.values(),
-        _metrics(runs, "grades", "Grading status", about, *status),
-        step_time(runs),
-    ]
-    # pass@k needs several samples of a question, which few request.
-    absent = [f.title for f in made if not f.panels and f.name != "pass_at_k"]
-    lacking = [f"no picture of {title!r}: the run has no data for it" for title in absent]
-    return [figure for figure in made if figure.panels], lacking
+        _metrics(runs, "grades", "Grading status", "shares of all training rollouts",
+            ("Grading status in training", "share of rollouts", grades)),
+        _metrics(runs, "step_time", "Step time", "without validation and saving",
+            ("Seconds per training step", "seconds", times)),
+    ]  # fmt: skip
+    return [figure for figure in made if figure.panels]

@@ -1,15 +1,15 @@
-"""The pages of a report: index.html, which holds everything, and report.md without model texts.
+"""The page of a report: index.html, which holds everything and needs no network.
 
-Both are made from the same blocks. The Content-Security-Policy of index.html names the digests of
-its three scripts, so no other script runs and nothing is fetched. Tables are escaped by the
-template engine. Figures and samples are JSON, which the page writes as text nodes.
+Its Content-Security-Policy names the digests of its two scripts, so no other script runs and
+nothing is fetched. Tables are escaped by the template engine. Metrics and samples are JSON, which
+the page writes as text nodes.
 """
 
 import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import groupby
@@ -23,84 +23,55 @@ from eval import EvaluationError
 from eval.report import tables
 from eval.report.answers import Archive, packed
 from eval.report.data import RunData
-from eval.report.figures import Figure, logged, status_notes
+from eval.report.figures import Figure, logged
 
-# Package and file of the JavaScript libraries, embedded as installed.
-LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
-TRAINING_TIME = "The training time excludes the start model's preparation, export and evaluation."
-COMPARED = (
-    'Percent of samples right, ± one standard error clustered by question. "Against" '
-    "is the difference of the results in points with its 95 % interval and its p-value, over the "
-    f"same questions. {TRAINING_TIME}"
+KATEX = ("sphinxcontrib", "katex.min.js")  # package and file, embedded as installed
+ABOUT = (
+    "Percent of samples right, ± one standard error clustered by question. Gains and differences "
+    "are in points and paired by question; brackets hold 95 % intervals. The training time "
+    "excludes the start model's preparation, export and evaluation."
 )
 CHECKPOINTS = (
-    "Percent of samples right, ± one standard error clustered by question; at 0 and 100 % the "
-    "95 % interval (Wilson, over questions). The gain is paired by question. p is the probability "
-    "of a gain at least as large if there were none (random signs). In brackets: questions x "
-    "samples of each. No answer and truncated are percentages of samples; tokens is the mean "
-    "length of a response."
+    "At 0 and 100 % with the 95 % interval (Wilson, over questions). p is the probability of a "
+    "gain at least as large if there were none (random signs). In the head: questions x samples "
+    "of each. No answer and truncated are percentages of samples; tokens is the mean length of a "
+    "response."
 )
+PASS_AT_K = "Unbiased, from all samples of a question, in percent."
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a page. `level` is that of its heading, `kind` the CSS class of its table."""
+    """A part of a page. `kind` is the CSS class of its table."""
 
     title: str = ""
     note: str = ""
     table: tables.Table = field(default_factory=list)
-    level: int = 3
     kind: str = "numbers"
-    id: str = ""
-
-    def markdown(self) -> str:
-        heading = f"{'#' * self.level} {self.title}" if self.title else ""
-        table = tables.markdown_table(self.table) if self.table else ""
-        return "\n\n".join(filter(None, (heading, self.note, table)))
 
 
 def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]:
-    """Return the blocks before the curves: comparison or header, and the scores."""
-    several = len(runs) > 1
-    if several:
+    """Return the blocks of a report: the facts, the scores, the settings and notes."""
+    blocks = [Block("", ABOUT, tables.facts_table(runs), "header")]
+    if len(runs) > 1:
         differing = tables.configurations_table(runs)
-        same = "" if len(differing) > 1 else "Only names and folders differ."
-        blocks = [
-            Block(note=COMPARED, table=tables.runs_table(runs), kind="numbers comparison"),
-            Block("What differs in the configuration", same, [] if same else differing, 2, ""),
-        ]
-    else:
-        header = [["", ""], *rows] if (rows := tables.header_table(runs[0])) else []
-        blocks = [Block(note=TRAINING_TIME, table=header, kind="header")]
-    about = CHECKPOINTS if any(run.rows for run in runs) else ""
-    blocks.append(Block("Checkpoints", about, level=2, id="checkpoints"))
-    blocks += [Block(note=f"{run.name}: " * several + tables.chosen(run)) for run in runs]
-    blocks += [Block(of, table=table) for of, table in tables.checkpoints_of_all(runs)]
+        blocks.append(Block("What differs in the configuration", "", differing, ""))
     for run in runs:
-        of = f" of {run.name}" if several else ""
-        unbiased = "Unbiased, from all samples of a question, in percent."
-        levels = "Percent right by the level that the benchmark gives its questions."
-        recent = "Training rollouts of the last 10 steps, in percent; format is a mean reward."
-        blocks += [
-            Block(f"pass@k{of}", unbiased, tables.pass_at_k_table(run)),
-            Block(f"Which text counts as the answer{of}", "", tables.extraction_table(run)),
-            Block(f"By level{of}", levels, tables.level_table(run)),
-            Block(f"By template{of}", recent, tables.template_table(run)),
-        ]
+        of = f" of {run.name}" if len(runs) > 1 else ""
+        blocks.append(Block(f"Checkpoints{of}", tables.chosen(run)))
+        if run.rows:
+            asked = [[key, str(x)] for key, x in run.eval_settings.items() if x is not None]
+            blocks += [
+                Block("", CHECKPOINTS, tables.checkpoint_table(run)),
+                Block(f"pass@k{of}", PASS_AT_K, tables.pass_at_k_table(run)),
+                Block(f"Which text counts as the answer{of}", "", tables.extraction_table(run)),
+                Block(f"Settings of the evaluation{of}", "", [["name", "value"], *asked], ""),
+            ]
+        notes = [["note"], *([note] for note in run.notes)]
+        blocks.append(Block(f"Notes{of}", "", notes, ""))
     for source, table in tables.expected_tables(runs, expected):
         blocks.append(Block("Published", source, table))
-    return [b for b in blocks if len(b.table) > 1 or b.level == 2 or not b.title]
-
-
-def settings_blocks(run: RunData, several: bool) -> list[Block]:
-    settings, of = run.eval_settings.items(), f" of {run.name}" if several else ""
-    head = ["name", "value"]
-    found: dict[str, tables.Table] = {
-        "Evaluation": [head, *([name, str(x)] for name, x in settings if x is not None)],
-        "Environment of training": [head, *tables.environment_table(run)],
-        "Notes": [["note"], *([note] for note in run.notes)],
-    }
-    return [Block(f"{t}{of}", "", rows, kind="") for t, rows in found.items() if len(rows) > 1]
+    return [block for block in blocks if len(block.table) != 1]  # a head alone
 
 
 def library(package: str, file: str) -> str:
@@ -120,62 +91,33 @@ def as_data(value: Any) -> Markup:
     return Markup(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """The contents of a report. `blocks` are those of `results`; `rollouts` has a list per run."""
+def html(
+    name: str,
+    runs: Sequence[RunData],
+    blocks: Sequence[Block],
+    samples: Archive,
+    pictures: Sequence[tuple[Figure, bytes]] = (),
+) -> str:
+    """Return the page. `pictures` has the PNG of each figure."""
 
-    name: str
-    runs: Sequence[RunData]
-    blocks: Sequence[Block]
-    samples: Archive
-    rollouts: Sequence[Sequence[Mapping[str, Any]]]
-    headline: Sequence[tuple[str, str]] = ()
-    figures: Sequence[Figure] = ()
+    def own(file: str) -> str:
+        return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
 
-    def html(self) -> str:
-        def own(file: str) -> str:
-            return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
-
-        scripts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
-        metrics = logged(self.runs)
-        statuses = status_notes(self.samples.index["statuses"])
-        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
-        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        return environment.from_string(own("report.html.j2")).render(
-            name=self.name,
-            style=Markup(own("report.css")),
-            scripts=list(map(Markup, scripts)),
-            allowed=Markup(" ".join(f"'sha256-{digest.decode()}'" for digest in digests)),
-            headline=self.headline,
-            results=self.blocks,
-            runs=[
-                {
-                    "name": run.name,
-                    "settings": settings_blocks(run, len(self.runs) > 1),
-                    "configuration": tables.configuration(run),
-                    "rollouts": found,
-                }
-                for run, found in zip(self.runs, self.rollouts, strict=True)
-            ],
-            metrics=[(g, list(keys)) for g, keys in groupby(metrics, lambda k: k.split("/")[0])],
-            metric_block=packed(metrics),
-            run_names=as_data([run.name for run in self.runs]),
-            figure_data=as_data([figure.as_json() for figure in self.figures]),
-            sample_index=as_data(self.samples.index),
-            samples=self.samples,
-            statuses=f"Statuses: {statuses}." if statuses else "",
-        )
-
-    def markdown(self) -> str:
-        facts = ", ".join(f"{key} {value}" for key, value in self.headline)
-        parts = [f"# Training report: {self.name}", facts]
-        parts += [block.markdown() for block in self.blocks]
-        parts += [
-            f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"
-            f"![{figure.title}]({figure.name}.png)"
-            for figure in self.figures
-        ]
-        parts.append("## Settings and environment")
-        for run in self.runs:
-            parts += [block.markdown() for block in settings_blocks(run, len(self.runs) > 1)]
-        return "\n\n".join(filter(None, parts)) + "\n"
+    scripts = [own("report.js").strip(), library(*KATEX).strip()]
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
+    metrics = logged(runs)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(own("report.html.j2")).render(
+        name=name,
+        several=len(runs) > 1,
+        style=Markup(own("report.css")),
+        scripts=list(map(Markup, scripts)),
+        allowed=Markup(" ".join(f"'sha256-{digest.decode()}'" for digest in digests)),
+        blocks=blocks,
+        pictures=[(f, base64.b64encode(png).decode()) for f, png in pictures],
+        metrics=[(g, list(keys)) for g, keys in groupby(metrics, lambda k: k.split("/")[0])],
+        metric_block=packed(metrics),
+        run_names=as_data([run.name for run in runs]),
+        sample_index=as_data(samples.index),
+        samples=samples,
+    )

@@ -31,116 +31,41 @@ function folded(summary, fill, name = "") {
 const visible = (text) => text.replace(/[^\P{C}\n\t]/gu, (character) =>
   "\\u" + character.codePointAt(0).toString(16).padStart(4, "0"));
 
-// ------------------------------------------------------------------------------- figures
+// ------------------------------------------------------------------------------- metrics
 
-const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888",
-  "#b8a800", "#66a61e", "#882255"];
-const DARK = ["#6cb6ff", "#ff8c42", "#2fd0a0", "#e79cc8", "#f2b94b", "#a8d8ff", "#b0b0b0",
-  "#d8cc3a", "#8fd14f", "#e07a9b"];
-const dark = matchMedia("(prefers-color-scheme: dark)");
-// Plotly reads tags in labels.
-const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
+const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888"];
+const SVG = "http://www.w3.org/2000/svg";
 
-const runningMean = (values, half) => values.map((_, i) => {
-  const near = values.slice(Math.max(0, i - half), i + half + 1);
-  return near.reduce((sum, value) => sum + value, 0) / near.length;
-});
-
-function traces(panel, window, printing) {
-  const [colors, faint] = !printing && dark.matches ? [DARK, 0.6] : [LIGHT, 0.35];
-  const smooth = window > 1 && !panel.stacked;
-  return panel.curves.flatMap((curve, i) => {
-    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[i % colors.length], width: 1 },
-      opacity: faint, hoverinfo: "skip", showlegend: false, legendgroup: i };
-    const line = { ...raw, name: label(curve.label || panel.title), line: { ...raw.line, width: 2 },
-      y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
-      mode: curve.x.length < 12 && !panel.stacked ? "lines+markers" : "lines", marker: { size: 6 },
-      stackgroup: panel.stacked ? "one" : undefined,
-      error_y: curve.error && !smooth ? { array: curve.error, thickness: 1.2, width: 3 } : undefined };
-    return smooth ? [raw, line] : [line];
-  });
+function draw(tag, attributes, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
-function layout(figure, panel, log, printing) {
-  const style = getComputedStyle(document.body), color = (name) => style.getPropertyValue(name).trim();
-  const [ink, grid] = printing ? ["#1d2430", "#dfe3e8"] : [color("--ink"), color("--line")];
-  const axis = { gridcolor: grid, zeroline: false, automargin: true };
-  const large = panel.curves.some((curve) => curve.y.some((y) => Math.abs(y) >= 1000));
-  return {
-    ...(printing ? { width: figure.panels.length > 1 ? 335 : 680, height: 270 } : { autosize: true }),
-    title: { text: label(panel.title), font: { size: 14 }, x: 0, xref: "paper" },
-    font: { color: ink, size: 12 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 50, r: 10, t: 40, b: panel.curves[0].label ? 80 : 45 },
-    hovermode: "x unified", hoverlabel: { bgcolor: color("--tint") }, showlegend: Boolean(panel.curves[0].label),
-    legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0 },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: ink },
-    xaxis: { ...axis, title: { text: label(figure.x_title) }, type: figure.log_x ? "log" : "linear",
-      ...(figure.log_x ? { tickvals: panel.curves[0].x } : {}) },
-    yaxis: { ...axis, title: { text: label(panel.unit) }, type: log ? "log" : "linear", exponentformat: "none",
-      hoverformat: large ? ",.0f" : ".3~r", ...(figure.y_range && !log ? { range: figure.y_range } : {}) },
-  };
-}
-
-// Adds a figure to an element of the page and returns the function that draws it.
-function addFigure(figure, place) {
-  const places = figure.panels.map(() => make("div"));
-  const longest = Math.max(...figure.panels.flatMap((p) => p.curves.map((c) => c.x.length)));
-  const few = longest < 12 || figure.panels.every((p) => p.stacked || p.curves.some((c) => c.error));  // no smoothing
-  const window = make("input", { type: "range", min: 1, max: Math.max(2, longest >> 1), step: 2,
-    value: few ? 1 : 5, "aria-label": "smoothing, steps" });
-  const width = make("output"), log = make("input", { type: "checkbox" });
-  const draw = (printing = false) => {
-    width.textContent = window.value;
-    figure.panels.forEach((panel, i) => Plotly.react(places[i], traces(panel, Number(window.value), printing),
-      layout(figure, panel, log.checked, printing),
-      { responsive: true, displaylogo: false, displayModeBar: !printing, modeBarButtons: [["toImage"]],
-        toImageButtonOptions: { filename: `${figure.name}-${i + 1}`, width: 1200, height: 600, scale: 2 } }));
-  };
-  for (const control of [window, log]) control.addEventListener("input", () => draw());
-  const csv = { download: `${figure.name}.csv`, href: "data:text/csv," + encodeURIComponent(figure.csv) };
-  place.append(make("figure", { id: figure.name },
-    make("figcaption", {}, make("b", {}, figure.title), ": ", figure.caption),
-    make("div", { class: "tools" },
-      ...(few ? [] : [make("label", {}, "smoothing ", window, " ", width, " steps")]),
-      make("label", {}, log, " log axis"), make("a", csv, "CSV")),
-    make("div", { class: "panels" }, ...places)));
-  return draw;
+// A line per run, [steps, values] each, with the ends of both axes and the names of the runs.
+function curves(series, names) {
+  const [width, height, left, below] = [900, 300, 80, 40];
+  const [xs, ys] = [0, 1].map((axis) => series.flatMap((points) => points[axis]));
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const place = (x, y) => [left + (width - left - 10) * (x - x0) / (x1 - x0 || 1),
+    (height - below) - (height - below - 20) * (y - y0) / (y1 - y0 || 1)].join();
+  const lines = series.map(([steps, values], run) => draw("polyline", { fill: "none", "stroke-width": 2,
+    stroke: COLORS[run % COLORS.length], points: steps.map((x, i) => place(x, values[i])).join(" ") }));
+  const text = (x, y, words, fill = "currentColor", anchor = "start") =>
+    draw("text", { x, y, fill, "font-size": 14, "text-anchor": anchor }, words);
+  const labels = names.map((name, run) => text(left + 200 * run, 14, visible(name), COLORS[run % COLORS.length]));
+  return draw("svg", { viewBox: `0 0 ${width} ${height}` }, ...lines, ...(names.length > 1 ? labels : []),
+    text(0, 25, y1.toPrecision(3)), text(0, height - below, y0.toPrecision(3)),
+    text(left, height - 15, `step ${x0}`), text(width - 10, height - 15, `step ${x1}`, "currentColor", "end"));
 }
 
 // Draws the logged metric that was chosen; its values are unpacked when one is chosen first.
 async function showMetric() {
-  const key = byId("metric").value, place = byId("metric-figure");
-  const values = key ? (await unpacked("metric-block"))[key] : [];
-  const curves = data("run-names").map((label, run) => ({ label, x: values[run]?.[0], y: values[run]?.[1] }))
-    .filter((curve) => curve.x?.length);
+  const key = byId("metric").value;
+  const series = key ? (await unpacked("metric-block"))[key] : [];
   if (key !== byId("metric").value) return;
-  place.replaceChildren();
-  draws.delete("metric");
-  if (!key) return;
-  const lines = curves.flatMap(({ label, x, y }) => x.map((step, i) => `${JSON.stringify(label)},${step},${y[i]}`));
-  const figure = { name: key.replace(/\W+/g, "-"), title: key, caption: "as metrics.jsonl has it", x_title: "training step",
-    panels: [{ title: key, unit: "", curves }], csv: ["run,training step,value", ...lines].join("\n") };
-  draws.set("metric", addFigure(figure, place));
-  draws.get("metric")();
-}
-
-const draws = new Map();
-async function showFigures() {
-  for (const figure of data("figure-data")) {
-    const first = ["accuracy", "validation"].includes(figure.name);
-    draws.set(figure.name, addFigure(figure, byId(first ? "first-figure" : "figures")));
-  }
-  const all = (printing) => draws.forEach((draw) => draw(printing));
-  await whole;
-  byId("metric")?.addEventListener("change", showMetric);
-  if (byId("metric")?.value) showMetric();  // a reload keeps the choice
-  addEventListener("beforeprint", () => all(true));  // as wide as paper, in light colors
-  addEventListener("afterprint", () => all(false));
-  dark.addEventListener("change", () => all(false));
-  for (const draw of draws.values()) {
-    draw();
-    await new Promise((resolve) => setTimeout(resolve));  // the page stays responsive
-  }
+  byId("metric-figure").replaceChildren(...(key ? [curves(series, data("run-names"))] : []));
 }
 
 // ------------------------------------------------------------------------------- answers
@@ -167,13 +92,8 @@ function typeset(text) {
 const index = data("sample-index"), filters = byId("filters");
 const RIGHT = index.statuses.indexOf("correct"), PAGE = 50;
 const checkpointName = (c) => filters.elements.checkpoint.options[c + 1].text;
-let filter = {}, found = [], search = 0, block = {};
-
-async function texts(question) {  // its prompts p and the records r of its samples
-  const number = index.questions[question].k;
-  if (block.number !== number) block = { number, content: await unpacked(`block-${number}`) };
-  return block.content[question];
-}
+let filter = {}, found = [], search = 0;
+const texts = (question) => unpacked(`block-${question}`);  // its prompts p and its samples' records r
 
 function shares(question) {  // of right samples, by checkpoint; null: not asked
   return index.checkpoints.map((_, c) => {
@@ -257,10 +177,7 @@ filters.addEventListener("input", () => {
 });
 filters.addEventListener("submit", (event) => event.preventDefault());
 byId("more").addEventListener("click", showMore);
+byId("metric")?.addEventListener("change", showMetric);
+if (byId("metric")?.value) showMetric();  // a reload keeps the choice
 apply();
-showFigures();
-// A table that is wider than the page says so.
-const marked = new ResizeObserver((entries) => entries.forEach(({ target }) =>
-  target.classList.toggle("cut", target.scrollWidth > target.clientWidth)));
-for (const table of document.querySelectorAll(".scroll")) marked.observe(table);
 document.body.dataset.ready = "yes";

@@ -1,4 +1,4 @@
-"""The tables and facts of a report as texts. Nothing is escaped here."""
+"""The tables of a report as texts. Nothing is escaped here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,11 @@ import yaml
 from eval import EvaluationError, metrics
 from eval.metrics import Difference, paired
 from eval.report.data import RunData, asked_differently, question_means
-from eval.report.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.files import read_text
 from prompt_aug.base.progress import duration
 from recipe.run.folder import select
 
-CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")  # shown on the page
 SECRET = re.compile(r"token|secret|passw|api_?key|credential", re.IGNORECASE)
 # A value that looks like a token under any key: usual prefixes, a password in a URL, a long random
 # word. 40 or 64 hex digits are a commit or a digest, unless a key beside them is a secret.
@@ -87,10 +85,6 @@ def p_value(difference: Difference | None) -> str:
     if difference is None:
         return "-"
     return "<0.001" if difference.p_value < 0.001 else f"{difference.p_value:.2g}"
-
-
-def step_name(step: int) -> str:
-    return "start model" if step == 0 else f"after step {step}"
 
 
 def markdown_table(table: Table) -> str:
@@ -164,52 +158,14 @@ def extraction_table(data: RunData) -> Table:
     table = [["checkpoint", "benchmark", "strict: a box", "default: prose too", "scored with"]]
     for row in data.rows:
         for name, entry in row.benchmarks.items():
-            under = entry.get("accuracy_under", {})  # scores of older graders lack it
+            under = entry["accuracy_under"]
             if len(set(under.values())) > 1:
                 cells = [percent(under["strict"]), percent(under["default"])]
-                table.append([step_name(row.step), name, *cells, entry["settings"]["extraction"]])
+                table.append([str(row.step), name, *cells, entry["settings"]["extraction"]])
     return table
 
 
-def level_table(data: RunData) -> Table:
-    """Return the accuracy by level of difficulty, of the start and the result."""
-    rows = data.start_and_result
-    found: dict[tuple[str, int], list[list[float]]] = {}
-    for column, row in enumerate(rows):
-        for name in row.benchmarks:
-            for question, mean in row.scored.means(name):
-                if question["level"] is not None:
-                    place = found.setdefault((name, question["level"]), [[] for _ in rows])
-                    place[column].append(mean)
-    table = [["benchmark", "level", *(step_name(row.step) for row in rows)]]
-    for (name, level), columns in sorted(found.items()):
-        scores = [metrics.of_means(means) if means else None for means in columns]
-        table.append([name, str(level), *map(share, scores)])
-    return table
-
-
-def template_table(data: RunData) -> Table:
-    """Return share, accuracy and format reward of each template over the last 10 steps.
-
-    All are means over responses. A step without a template has none of its responses.
-    """
-    lines = [line for line in data.metrics if line["step"] > 0][-10:]
-    table = [["template", "share", "accuracy", "format"]]
-    responses = [line.get("train/responses", 1.0) for line in lines]  # equal if not logged
-    for name in template_names(data):
-        own = [line.get(f"template/{name}/share", 0.0) for line in lines]
-        weights = np.multiply(responses, own)
-        cells = [percent(weights.sum() / sum(responses))]
-        for part in ("accuracy", "format"):
-            key = f"template/{name}/{part}"
-            known = [(line[key], w) for line, w in zip(lines, weights, strict=True) if key in line]
-            total = sum(w for _, w in known)
-            cells.append(percent(sum(x * w for x, w in known) / total) if total else "-")
-        table.append([name, *cells])
-    return table
-
-
-# ------------------------------------------------------------------------- facts of a run
+# ------------------------------------------------------------------------- runs side by side
 
 
 def method(config: Mapping[str, Any]) -> str | None:
@@ -228,54 +184,45 @@ def method(config: Mapping[str, Any]) -> str | None:
     return f"{name} ({made})" if name and made else name or made or None
 
 
-def header_table(data: RunData) -> Table:
-    files = select(data.config, "data.train_files") or []
-    commit = data.environment.get("commit")
-    changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
+def facts_table(runs: Sequence[RunData]) -> Table:
+    """Return a column per run: what was trained, and its result, also against the first run."""
+    first = next((run for run in runs if run.rows), None)
+    columns = [{**_facts(run), **_result(run, first)} for run in runs]
+    names = dict.fromkeys(name for facts in columns for name in facts)
+    rows = [[name, *(without_secrets(facts.get(name, "-")) for facts in columns)] for name in names]
+    return [["", *(run.name for run in runs)], *rows]
+
+
+def _facts(run: RunData) -> dict[str, str]:
+    files, commit = select(run.config, "data.train_files") or [], run.environment.get("commit")
+    changed = " with uncommitted changes" * bool(run.environment.get("uncommitted_changes"))
+    seconds, updates = run.last("train/wall_seconds"), run.last("train/optimizer_steps")
     facts = {
-        "model": data.model,
-        "method": method(data.config),
+        "model": run.model,
+        "method": method(run.config),
         "data": ", ".join(map(str, [files] if isinstance(files, str) else files)) or None,
-        "command": data.environment.get("command"),
-        "commit": f"{commit}{changed}" if commit else None,
-        "date": data.date,
+        "seed": select(run.config, "recipe.seed"),
+        "commit": commit and f"{commit}{changed}",
+        "date": run.date,
+        "optimizer steps": updates and f"{updates:.0f}",
+        "training time": seconds and duration(seconds),
     }
-    return [[n, without_secrets(str(value))] for n, value in facts.items() if value is not None]
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
-def environment_table(data: RunData) -> Table:
-    """Return environment.json, flattened by one level."""
-    table = []
-    for name, value in without_secrets(data.environment).items():
-        if isinstance(value, Mapping):
-            table += [[f"{name} {key}", str(inner)] for key, inner in value.items() if inner]
-        elif value is not None:
-            table.append([name, str(value)])
-    return table
-
-
-def configuration(data: RunData) -> str:
-    sections = {name: data.config[name] for name in CONFIG_SECTIONS if name in data.config}
-    return yaml.safe_dump(without_secrets(sections), sort_keys=False, allow_unicode=True)
-
-
-def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    facts: dict[str, str] = {}
-    if data.rows:
-        first, result = data.rows[0], data.result
-        facts[f"accuracy, {step_name(first.step)}"] = share(first.total) + " %"
-        if data.selection and data.selection.kind == "test":
-            facts["picked on"] = f"TEST SET {data.selection.benchmark}"
-        facts[f"accuracy, {step_name(result.step)}"] = share(result.total) + " %"
-        if result.gain is not None:
-            facts["gain, paired by question"] = change(result.gain) + " points"
-        facts["questions"] = str(result.total.questions)
-    if numbers["wall_seconds"] is not None:
-        facts["training time"] = duration(numbers["wall_seconds"])
-    for key in ("optimizer_steps", "seed"):
-        if numbers[key] is not None:
-            facts[key.replace("_", " ")] = str(numbers[key])
-    return list(facts.items())
+def _result(run: RunData, first: RunData | None) -> dict[str, str]:
+    """Return start, result and gain; the difference from the result of `first` is paired."""
+    if not run.rows or first is None:
+        return {}
+    last, start = run.result, run.rows[0]
+    facts = {"start": share(start.total) if start.step == 0 else "-", "result": share(last.total)}
+    facts |= {"result at step": str(last.step), "gain over start": change(last.gain)}
+    facts |= {"p of the gain": p_value(last.gain)}
+    a, b = first.result.benchmarks, last.benchmarks
+    if run is not first and set(a) == set(b) and not asked_differently(a, b):
+        other = paired(question_means(a, a), question_means(b, a))
+        facts[f"against {first.name}"] = f"{points(other)} {interval(other)}, p {p_value(other)}"
+    return facts
 
 
 def chosen(data: RunData) -> str:
@@ -297,30 +244,6 @@ def chosen(data: RunData) -> str:
     )
 
 
-# ------------------------------------------------------------------------- runs side by side
-
-
-def runs_table(runs: Sequence[RunData]) -> Table:
-    """Return a row per run. One column compares its result with that of the first run, paired."""
-    first = next((run for run in runs if run.rows), None)
-    head = ["run", "method", "start", "result", "at step", "gain over start", "p"]
-    table = [[*head, f"against {first.name if first else ''}", "p", "seed", "training time"]]
-    for run in runs:
-        cells = ["-"] * 7
-        if run.rows:
-            last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-            other, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
-            if run is not first and set(a) == set(b) and not asked_differently(a, b):
-                other = paired(question_means(a, a), question_means(b, a))
-            against = f"{points(other)} {interval(other)}" if other else "-"
-            cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
-            cells += [change(last.gain), p_value(last.gain), against, p_value(other)]
-        seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
-        cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
-        table.append([run.name, method(run.config) or "-", *cells])
-    return table
-
-
 def configurations_table(runs: Sequence[RunData]) -> Table:
     """Return the keys of config.yaml that differ between runs, without secrets."""
 
@@ -337,21 +260,6 @@ def configurations_table(runs: Sequence[RunData]) -> Table:
     keys = dict.fromkeys(key for values in columns for key in values if key not in NAMES)
     rows = [[key, *(values.get(key, "-") for values in columns)] for key in keys]
     return [["key", *(run.name for run in runs)], *(r for r in rows if len(set(r[1:])) > 1)]
-
-
-def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
-    """Return (heading, checkpoint table), one for all runs that have the same columns."""
-    found: dict[tuple[str, ...], tuple[list[str], Table]] = {}
-    for run in filter(lambda run: run.rows, runs):
-        head, *rows = checkpoint_table(run)
-        names, table = found.setdefault(tuple(head), ([], []))
-        names.append(run.name)
-        table += [[run.name, *row] if len(runs) > 1 else row for row in rows]
-    first = ["run"] if len(runs) > 1 else []
-    return [
-        ("" if len(found) == 1 else ", ".join(names), [[*first, *head], *table])
-        for head, (names, table) in found.items()
-    ]
 
 
 def expected_results() -> dict[str, dict[str, Any]]:

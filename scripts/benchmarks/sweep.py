@@ -51,7 +51,7 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
         each = sweep(given.run, root / "each", "--no-reload", *count)
         repeated = []
         for seed in range(given.repeats):
-            for checkpoint in find(given.run)[0]:
+            for checkpoint in find(given.run):
                 asked = ["--steps", str(checkpoint.step), "--samples", "1", "--seed", str(seed)]
                 repeated.append(sweep(given.run, root / "repeat" / str(seed), *asked, *more))
         measured = {

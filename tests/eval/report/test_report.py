@@ -1,7 +1,6 @@
 """The report of a hand-written run: its numbers, its figures, and text that attacks the page."""
 
 import base64
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -21,12 +20,10 @@ from eval import EvaluationError
 from eval.metrics import Difference, Estimate
 from eval.report import answers, charts, figures, tables
 from eval.report.__main__ import build, main
-from eval.report.answers import rollouts, visible
-from eval.report.data import RunData, asked_differently, collect, summary
-from eval.samples import TOO_LONG
+from eval.report.data import asked_differently, collect, summary
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import dump_lines
-from prompt_aug.grading import STATUSES, VERSION
+from prompt_aug.grading import VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their figures: half a second each
 
@@ -46,7 +43,7 @@ def write_eval(run: Path, step: int, benchmarks: Outcomes, name: str = "s") -> N
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "my <run>"
-    (folder / "rollouts").mkdir(parents=True)
+    folder.mkdir()
     (folder / "config.yaml").write_text(
         "recipe: {seed: 7}\ntrainer: {api_key: hunter2}\ndata: {max_tokens: 5}\n"
     )
@@ -69,10 +66,6 @@ def run(tmp_path: Path) -> Path:
         for step in range(1, 21)
     ]
     (folder / "metrics.jsonl").write_text(dump_lines(lines) + '{"step": 21, "crit')
-    rollout = {"template": "open-r1", "prompt": ATTACK, "response": ATTACK, "gold": ATTACK}
-    for step in (1, 20):
-        found = [{**rollout, "accuracy": float(a), "reward": 1.75} for a in (0, 1, 1)]
-        (folder / "rollouts" / f"step_{step}.jsonl").write_text(dump_lines(found))
     write_eval(folder, 0, {"toy": [[0], [0], [1], [0]]})
     write_eval(folder, 20, {"toy": [[1], [0], [1], [1]]})
     return folder
@@ -115,13 +108,14 @@ class Page(HTMLParser):
         """Return the JSON of the data block with that id."""
         return json.loads(self.script(name))
 
-    def blocks(self) -> dict[str, Any]:
-        """Return the content of all blocks of samples."""
-        found: dict[str, Any] = {}
-        for attributes, text in self.scripts:
-            if (attributes.get("id") or "").startswith("block-"):
-                found |= json.loads(gzip.decompress(base64.b64decode(text)))
-        return found
+    def packed(self, name: str) -> Any:
+        """Return the content of a compressed block."""
+        return json.loads(gzip.decompress(base64.b64decode(self.script(name))))
+
+    def blocks(self) -> list[Any]:
+        """Return the prompts and records of each question."""
+        count = len(self.data("sample-index")["questions"])
+        return [self.packed(f"block-{number}") for number in range(count)]
 
 
 def page_of(run: Path) -> Page:
@@ -132,11 +126,11 @@ def page_of(run: Path) -> Page:
 def dangers(source: str) -> list[str]:
     """Return what leads to another page, or is a script that the page's policy does not allow."""
     page = Page(source)
-    found = [tag for tag in page.tags if tag in ("iframe", "object", "link", "base", "img")]
+    found = [tag for tag in page.tags if tag in ("iframe", "object", "link", "base")]
+    harmless = re.compile("#[a-z]+|data:image/png;base64,[A-Za-z0-9+/=]+")
     for name, value in page.attributes:
-        if name.startswith("on") or (
-            name in ("src", "href", "srcset") and not re.fullmatch("#[a-z]+", value)
-        ):
+        linked = name in ("src", "href", "srcset") and not harmless.fullmatch(value)
+        if name.startswith("on") or linked:
             found.append(f"{name}={value[:40]}")
     (policy,) = (v for n, v in page.attributes if n == "content" and v.startswith("default-src"))
     assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy
@@ -164,48 +158,34 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (numbers["optimizer_steps"], numbers["training_steps"]) == (40, 20)
     assert (numbers["seed"], numbers["wall_seconds"]) == (7, 130.0)
 
-    text = (run / "report" / "report.md").read_text()
-    # p: half of the sign flips of the differences (1, 0, 0, 1) give a mean as far from 0.
-    row = r"\| step 20 \| 75.0 ±25.0 \| \+50.0 ±28.9 \| (\S+) \| 25.0 \| 25.0 \| 10 \|"
-    (chance,) = re.findall(row, text)
-    assert float(chance) == pytest.approx(0.5, abs=0.02)
-    pictures = {path.name for path in (run / "report").glob("*.png")}
-    assert {name for name in pictures if f"({name})" in text} == pictures
-    assert {"accuracy.png", "reward.png", "templates.png", "step_time.png"} <= pictures
+    pictures = {path.stem for path in (run / "report").glob("*.png")}
+    assert pictures == {"accuracy", "reward", "templates", "entropy", "grades", "step_time"}
     assert (run / "report" / "accuracy.csv").read_text().splitlines() == [
         "panel,unit,curve,training step,value,standard error",
-        "Accuracy on held-out questions,percent right,toy,0,25,25",
-        "Accuracy on held-out questions,percent right,toy,20,75,25",
+        "Accuracy by checkpoint,percent right,toy,0,25,25",
+        "Accuracy by checkpoint,percent right,toy,20,75,25",
     ]
     source = (run / "report" / "index.html").read_text()
-    assert "hunter2" not in source + text and "max_tokens: 5" in source
-    assert ATTACK[:20] not in text
-    assert "### By template" in text and "### Which text" not in text  # no table without rows
+    assert "hunter2" not in source and "max_tokens" not in source
+    assert "Checkpoints</h2>" in source and "Which text" not in source  # no table without rows
+    assert source.count("data:image/png") == len(pictures)
 
 
 def test_model_text_stays_text_in_the_page(run: Path) -> None:
     page = page_of(run)
     source = (run / "report" / "index.html").read_text()
     assert dangers(source) == []
-    assert len(page.data("figure-data")) > 4
-    assert "<script>alert(1)</script><img src=x onerror=alert(1)>" in page.text
-    assert "{{ 7*7 }}" in page.text
-    assert "\\u202e\\u0000\\ud800" in page.text
+    assert {r[1] for question in page.blocks() for r in question["r"]} == {ATTACK}
+    # Characters that reorder or hide what follows are spelled out by `visible` of report.js.
     assert not {"\u202e", "\x00", "\ud800"} & set(page.text)
-    assert {r[1] for q in page.blocks().values() for r in q["r"]} == {ATTACK}
     # Negative control: the same text unescaped is detected.
     assert len(dangers(source.replace("</main>", ATTACK + "</main>"))) >= 4
 
 
 def test_missing_data_becomes_a_note(run: Path, tmp_path: Path) -> None:
-    notes = "\n".join(build([run])[0].notes)
-    for title in ("Zero-variance groups", "Response length", "Optimization"):
-        assert f"no picture of {title!r}" in notes
-    assert "'Reward'" not in notes
     (run / "eval").rename(tmp_path / "gone")
     assert any("python -m eval.sweep" in note for note in build([run])[0].notes)
     assert summary(collect(run))["checkpoints"] == []
-    assert tables.checkpoints_of_all([collect(run)]) == []
     assert "is the result" not in tables.chosen(collect(run))
     (tmp_path / "gone").rename(run / "eval")
     for name in ("metrics.jsonl", "environment.json", "config.yaml"):
@@ -236,7 +216,7 @@ def test_averages_are_over_the_questions_of_the_benchmarks_of_all_checkpoints(ru
 
 def test_greedy_samples_that_were_spared_are_no_other_settings() -> None:
     spared, five, one = (
-        {"toy": {"settings": settings}}
+        {"toy": {"order": "o", "settings": settings}}
         for settings in ({"samples": 1, "samples_requested": 5}, {"samples": 5}, {"samples": 1})
     )
     assert (asked_differently(spared, five), asked_differently(spared, one)) == ([], ["toy"])
@@ -280,31 +260,6 @@ def test_pictures_are_deterministic_and_show_the_data(run: Path) -> None:
     assert charts.running_mean([1.0, 2.0, 6.0, 3.0], 3).tolist() == [1.5, 3.0, 11 / 3, 4.5]
 
 
-def test_parts_longer_than_the_step_are_not_stacked() -> None:
-    def panel(gen: float) -> figures.Panel:
-        lines = [{"step": s, "timing_s/step": 5.0, "timing_s/gen": gen} for s in (1, 2)]
-        data = RunData(name="r", config={}, environment={}, metrics=lines, rows=[])
-        return figures.step_time([data]).panels[0]
-
-    assert panel(4.0).stacked and [c.label for c in panel(4.0).curves] == ["generation", "other"]
-    assert [list(c.y) for c in panel(4.0).curves] == [[4.0, 4.0], [1.0, 1.0]]
-    assert not panel(6.0).stacked and [c.label for c in panel(6.0).curves] == [
-        "generation",
-        "whole step",
-    ]
-
-
-def test_panels_of_one_unit_share_their_range(run: Path) -> None:
-    lines = [{"step": 1, "template/a/accuracy": 0.1, "template/a/format": 0.2,
-              "template/b/accuracy": 1.1, "template/b/format": 1.0}]  # fmt: skip
-    (run / "metrics.jsonl").write_text(dump_lines(lines))
-    shared = figures.by_template([collect(run)])
-    assert shared.y_range() == pytest.approx((0.05, 1.15))
-    assert figures.accuracy_by_step([collect(run)]).y_range() is None
-    other = [dataclasses.replace(panel, unit=panel.title) for panel in shared.panels]
-    assert dataclasses.replace(shared, panels=other).y_range() is None
-
-
 # ------------------------------------------------------------------------- answers
 
 
@@ -322,8 +277,9 @@ def test_every_sample_is_in_the_page(run: Path) -> None:
     assert [sample[:2] for sample in samples] == [[0, 0], [0, 1], [1, 0], [1, 1]] * 3
     right = [index["statuses"][status] == "correct" for _, _, status, _ in samples]
     assert right == [True, False, True, True, True, True, True, True, False, False, True, False]
-    assert [len(blocks[str(q)]["r"]) for q in range(3)] == [4, 4, 4]
-    assert blocks["2"]["p"] == ["question 0\n"]
+    assert [len(block["r"]) for block in blocks] == [4, 4, 4]
+    assert blocks[2]["p"] == ["question 0\n"]
+    assert answers.shortened("a" * 20_002) == "a" * 20_000 + "\n... and 2 more characters"
 
 
 def test_too_many_samples_omit_checkpoints_in_between(
@@ -338,19 +294,6 @@ def test_too_many_samples_omit_checkpoints_in_between(
     assert any("those of 0, 30, 50" in note for note in data.notes)
 
 
-def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
-    rollout = {"prompt": "<|im_start|>system\n", "response": "one\ntwo", "accuracy": 1.0}
-    rows = [{**rollout, "status": "correct"}, {**rollout, "accuracy": 0.0, "status": "echo"}]
-    (run / "rollouts" / "step_1.jsonl").write_text(dump_lines(rows))
-    found = rollouts(run)
-    # The status "correct" repeats the verdict.
-    assert {r["correct"]: r["facts"] for r in found[:2]} == {True: [], False: [("status", "echo")]}
-    assert found[0]["preview"] == "one two"
-    assert [(r["step"], r["correct"]) for r in found[2:]] == [(20, False), (20, True)]
-    assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
-    assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"
-
-
 # ------------------------------------------------------------------------- several runs
 
 
@@ -363,17 +306,19 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     build([run, other], tmp_path / "out")
     source = (tmp_path / "out" / "index.html").read_text()
     assert dangers(source) == []
-    table = tables.runs_table([collect(run), collect(other)])
-    assert [[row[0], *row[2:5], *row[9:]] for row in table[1:]] == [
-        ["my <run>", "25.0 ±25.0", "75.0 ±25.0", "20", "7", "2 min 10 s"],
-        ["other", "25.0 ±25.0", "100.0 [51.0, 100.0]", "20", "7", "2 min 10 s"],
-    ]
-    assert table[2][7].startswith("+25.0 [")
-    curves = Page(source).data("figure-data")[0]["panels"][0]["curves"]
-    assert [curve["label"] for curve in curves] == ["my <run>", "other"]
+    facts = {name: cells for name, *cells in tables.facts_table([collect(run), collect(other)])}
+    assert facts["start"] == ["25.0 ±25.0"] * 2
+    assert facts["result"] == ["75.0 ±25.0", "100.0 [51.0, 100.0]"]
+    assert facts["gain over start"][0] == "+50.0 ±28.9"
+    assert float(facts["p of the gain"][0]) == pytest.approx(0.5, abs=0.02)  # half of the flips
+    assert facts["training time"] == ["2 min 10 s"] * 2 and facts["seed"] == ["7", "7"]
+    assert re.fullmatch(r"\+25\.0 \[.*\], p .*", facts["against my <run>"][1])
+    curves = figures.accuracy_by_step([collect(run), collect(other)]).panels[0].curves
+    assert [curve.label for curve in curves] == ["my <run>", "other"]
     assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) == {run.name, "other"}
     write_eval(other, 20, {"toy": [[1], [1], [1]]})  # other questions are not compared
-    assert tables.runs_table([collect(run), collect(other)])[2][7:9] == ["-", "-"]
+    table = tables.facts_table([collect(run), collect(other)])
+    assert not [row for row in table if row[0].startswith("against")]
 
 
 def test_differing_configuration_without_secrets(run: Path, other: Path) -> None:
@@ -385,16 +330,6 @@ def test_differing_configuration_without_secrets(run: Path, other: Path) -> None
         ["recipe.seed", "7", "8"],
         ["data.more", "-", "1"],
     ]
-
-
-def test_runs_with_the_same_columns_share_a_table(run: Path, other: Path, tmp_path: Path) -> None:
-    third = Path(shutil.copytree(run, tmp_path / "third"))
-    write_eval(third, 20, {"toy": [[1], [0], [1]]})
-    (_, table), (named, rows) = tables.checkpoints_of_all([collect(p) for p in (run, other, third)])
-    assert [row[:2] for row in table[1:]] == [
-        [name, step] for name in ("my <run>", "other") for step in ("start (step 0)", "step 20")
-    ]
-    assert named == "third" and len(rows) == 3
 
 
 def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
@@ -438,39 +373,6 @@ def test_cells() -> None:
         assert tables.p_value(Difference(p_value=value, **given)) == shown
 
 
-def test_levels_and_templates_have_tables(run: Path) -> None:
-    data = collect(run)
-    # The levels are 0, 1, 0, 1. Right at step 20 are questions 0, 2 and 3.
-    assert tables.level_table(data) == [
-        ["benchmark", "level", "start model", "after step 20"],
-        ["toy", "0", "50.0 ±50.0", "100.0 [34.2, 100.0]"],
-        ["toy", "1", "0.0 [0.0, 65.8]", "50.0 ±50.0"],
-    ]
-    assert tables.template_table(data)[1:] == [
-        ["$a{$", "50.0", "25.0", "-"],
-        ["open-r1", "50.0", "50.0", "75.0"],
-    ]
-
-
-def test_templates_are_weighted_by_responses() -> None:
-    """`a` has 10 of 10, 15 of 30 and 0 of 60 responses, of which 10 and 3 are right."""
-    once = {"step": 1, "train/responses": 10.0, "template/a/share": 1.0, "template/a/format": 0.5}
-    both = {"step": 2, "train/responses": 30.0, "template/a/share": 0.5, "template/b/share": 0.5}
-    last = {"step": 3, "train/responses": 60.0, "template/b/share": 1.0, "template/b/format": 1.0}
-    lines = [
-        {"step": 0, "template/c/accuracy": 1.0},  # not used in the last ten steps
-        {**once, "template/a/accuracy": 1.0},
-        {**both, "template/a/accuracy": 0.2, "template/b/accuracy": 0.0, "template/a/format": 1.0},
-        {**last, "template/b/accuracy": 1.0},
-    ]
-    data = RunData(name="r", config={}, environment={}, metrics=lines, rows=[])
-    assert tables.template_table(data)[1:] == [
-        ["a", "25.0", "52.0", "80.0"],  # 25 of 100; 13 of 25; (10 * 0.5 + 15 * 1.0) / 25
-        ["b", "75.0", "80.0", "100.0"],  # 75 of 100; 60 of 75; step 2 has no format
-        ["c", "0.0", "-", "-"],
-    ]
-
-
 def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) -> None:
     """A part of a verifier may be named accuracy, and a source may have a slash."""
     lines = [{"step": step, "actor/lr": 1e-6 * step, "note": None} for step in range(1, 4001)]
@@ -480,37 +382,15 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     (run / "metrics.jsonl").write_text(dump_lines(lines))
     shutil.rmtree(run / "eval")
     page = page_of(run)
-    drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
-    ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
-    assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0]}
+    ((curve,),) = [panel.curves for panel in figures.validation([collect(run)]).panels]
+    assert curve == figures.Curve("a/b", [10, 20], [25, 50], [12.5, 0])
     assert (run / "report" / "validation.png").exists()
-    values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
+    values = page.packed("metric-block")
     assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
     ((steps, rates),) = values["actor/lr"]
     assert len(steps) == 2000 and rates[1] == pytest.approx(1e-6 * steps[1])
     several = figures.validation([collect(run), collect(other)])  # a panel a source, a curve a run
     assert [(p.title, [c.label for c in p.curves]) for p in several.panels] == [("a/b", [run.name])]
-
-
-def test_every_status_is_explained_once() -> None:
-    assert set(STATUSES) | {TOO_LONG} == {*figures.STATUS_NOTES, "correct", "wrong"}
-    assert figures.status_notes(["correct", "echo"]).count(":") == 1
-
-
-def test_curves_stand_out_from_a_dark_page() -> None:
-    """Contrast of at least 4.5 by WCAG 2."""
-
-    def luminance(color: str) -> float:
-        channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    folder = Path(figures.__file__).parent
-    (dark,) = re.findall(r"const DARK = \[(.*?)\]", (folder / "report.js").read_text(), re.DOTALL)
-    paper = re.findall(r"--paper: (#\w{6});", (folder / "report.css").read_text())[0]
-    contrast = [(luminance(c) + 0.05) / (luminance(paper) + 0.05) for c in dark.split('"')[1::2]]
-    assert len(contrast) == 10 and min(contrast) >= 4.5
-    assert (luminance("#0072b2") + 0.05) / (luminance(paper) + 0.05) < 4.5  # negative control
 
 
 def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) -> None:
@@ -526,28 +406,25 @@ def test_strict_and_default_extraction_are_shown_where_they_differ(run: Path) ->
 
 
 def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
+    token = "hf_abcdefghij1234567890"
     (run / "config.yaml").write_text(
         "actor_rollout_ref: {model: {path: some/model}}\n"
         "recipe: {advantage: {name: grpo}, weights: {name: clip_cov}}\n"
-        "data: {train_files: [a.parquet]}\n"
+        f"data: {{train_files: [{token}]}}\n"
     )
-    token = "hf_abcdefghij1234567890"
-    typed = f"python -m recipe.train toy +trainer.hub_token={token}"
-    environment = {"command": typed, "resumed": [{"command": typed, "commit": COMMIT}]}
-    environment |= {"commit": COMMIT, "uncommitted_changes": True, "host": {"cores": 2}}
+    environment = {"commit": COMMIT, "uncommitted_changes": True, "command": f"train {token}"}
     (run / "environment.json").write_text(json.dumps(environment))
     os.utime(run / "metrics.jsonl", (0, 86_400))
-    assert tables.header_table(collect(run)) == [
+    (_, *rows) = tables.facts_table([collect(run)])
+    assert rows[:5] == [
         ["model", "some/model"],
         ["method", "advantage grpo, weights clip_cov"],
-        ["data", "a.parquet"],
-        ["command", "(left out)"],
+        ["data", "(left out)"],
         ["commit", f"{COMMIT} with uncommitted changes"],
         ["date", "1970-01-02 00:00 UTC"],
     ]
-    shown = dict(tables.environment_table(collect(run)))
-    assert token not in str(shown) and (shown["commit"], shown["host cores"]) == (COMMIT, "2")
-    assert list(shown) == ["command", "resumed", "commit", "uncommitted_changes", "host cores"]
+    build([run])
+    assert token not in (run / "report" / "index.html").read_text()
 
 
 FIXED = {"mode": "fixed", "templates": ["a"]}
@@ -557,13 +434,10 @@ FIXED = {"mode": "fixed", "templates": ["a"]}
     ("recipe", "shown"),
     [
         ({"method": "grpo", "augment": FIXED}, "grpo (advantage grpo)"),
-        ({"augment": {"mode": "per_question", "templates": ["a"]}}, "advantage grpo"),
         ({"method": "hapo", "history": {"enable": True}, "augment": FIXED},
          "hapo (advantage grpo, length history)"),
         ({"method": "prompt_aug", "augment": {"mode": "per_question", "templates": None}},
          "prompt_aug (prompt augmentation with all templates, advantage grpo)"),
-        ({"augment": {"mode": "per_rollout", "templates": ["a", "b"]}},
-         "prompt augmentation with 2 templates, advantage grpo"),
     ],
 )  # fmt: skip
 def test_method_is_described_by_its_configuration(recipe: dict[str, Any], shown: str) -> None:
@@ -586,6 +460,5 @@ def test_method_is_described_by_its_configuration(recipe: dict[str, Any], shown:
         ("recipe.rollout.workers.GroupedAgentLoopManager", False),
     ],
 )
-def test_a_value_that_looks_like_a_token_is_hidden(run: Path, value: str, hidden: bool) -> None:
-    (run / "config.yaml").write_text(f"recipe: {{remark: '{value}'}}\n")
-    assert (value not in tables.configuration(collect(run))) == hidden
+def test_a_value_that_looks_like_a_token_is_hidden(value: str, hidden: bool) -> None:
+    assert (tables.without_secrets({"remark": value})["remark"] != value) == hidden
