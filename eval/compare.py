@@ -135,9 +135,9 @@ def notes_of(a: Side, b: Side) -> list[str]:
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
-    seen = Counter[str]()
-    found = {}
-    for line, mean in side.means(name):
+    seen, found = Counter[str](), {}
+    means = side.benchmarks[name]["question_means"]
+    for line, mean in zip(side.questions(name), means, strict=True):
         found[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
     return found

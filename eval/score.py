@@ -195,11 +195,6 @@ class Scored:
             )
         return questions
 
-    def means(self, benchmark: str) -> Iterator[tuple[dict[str, Any], float]]:
-        """Yield each question with its share of right samples."""
-        means = self.benchmarks[benchmark]["question_means"]
-        return zip(self.questions(benchmark), means, strict=True)
-
     def samples(self, benchmark: str) -> Iterator[tuple[dict[str, Any], Lines]]:
         files, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
         questions, samples = self.questions(benchmark), SampleFiles(files, entry["model"]).load()

@@ -5,34 +5,20 @@ Thin lines are single steps, thick lines are running means.
 
 import io
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 
 from eval.report.figures import Curve, Figure, Panel
 
-# Okabe and Ito's palette, darkest first, then more colors.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#999999",
-          "#66A61E", "#882255")  # fmt: skip
-MARKERS = "osD^vP*"
 COLUMNS = 3
 FEW = 12  # points; shorter curves get markers and no running mean
-STYLE: Any = {  # Any: matplotlib types each key
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#E4E4E4",
-    "axes.axisbelow": True,
-}
+STYLE: Any = ["tableau-colorblind10", {"axes.grid": True}]  # Any: matplotlib types each key
 
 
 def running_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
@@ -51,7 +37,7 @@ def png(figure: Figure) -> bytes:
     """Draw a figure. The same figure gives the same bytes."""
     columns = min(COLUMNS, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
-    with mpl.rc_context(STYLE):
+    with style.context(STYLE):
         canvas = Canvas(figsize=(9.0, 3.5 if columns == 1 else 2.7 * rows), layout="constrained")
         same = len({panel.unit for panel in figure.panels}) == 1
         grid = canvas.subplots(rows, columns, squeeze=False, sharey=same).flatten().tolist()
@@ -70,20 +56,21 @@ def _draw(axes: Axes, panel: Panel, *, small: bool) -> None:
     axes.set_ylabel(plain(panel.unit))
     axes.set_xlabel("training step")
     axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
-    for curve, color, marker in zip(panel.curves, cycle(COLORS), cycle(MARKERS), strict=False):
-        _line(axes, curve, color, marker)
+    for number, curve in enumerate(panel.curves):
+        _line(axes, curve, f"C{number % 10}")
     if len(panel.curves) > 1:
         place = {"loc": "best"} if small else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(frameon=False, fontsize=7 if small else 9, **place)
 
 
-def _line(axes: Axes, curve: Curve, color: str, marker: str) -> None:
+def _line(axes: Axes, curve: Curve, color: str) -> None:
     label = plain(curve.label)
     if curve.error is not None:
-        axes.errorbar(curve.x, curve.y, yerr=curve.error, label=label, color=color,
-                      marker=marker, ms=5, linewidth=1.8, capsize=3)  # fmt: skip
+        axes.errorbar(
+            curve.x, curve.y, yerr=curve.error, label=label, color=color, marker="o", capsize=3
+        )
     elif len(curve.x) < FEW:
-        axes.plot(curve.x, curve.y, color=color, label=label, linewidth=1.8, marker="o", ms=3.5)
+        axes.plot(curve.x, curve.y, color=color, label=label, marker="o", ms=3.5)
     else:
         axes.plot(curve.x, curve.y, color=color, alpha=0.3, linewidth=0.9)
         smooth = running_mean(curve.y, max(5, len(curve.y) // 20))

@@ -27,12 +27,6 @@ from prompt_aug.questions import (
     make_question,
 )
 
-SIZES = {
-    **{"arc-challenge": 1172, "arc-easy": 2376},
-    **{"aime24": 30, "aime25": 30, "amc": 83, "amc23": 40, "gpqa-diamond": 198, "gsm8k": 1319},
-    **{"math-beyond": 181, "math500": 500, "minerva": 272, "olympiadbench": 675},
-}
-
 
 def request(name: str, path: object, samples: int | None = None) -> BenchmarkRequest:
     return BenchmarkRequest(name=name, path=str(path), samples=samples)
@@ -69,10 +63,8 @@ def test_the_published_suite_has_its_denominators(shared_data: Path) -> None:
     assert load(request("aime24", path, 5), greedy=False).samples == 5
 
 
-def test_known_benchmarks_are_pinned_and_sized() -> None:
-    known = known_benchmarks()
-    assert {name: benchmark.questions for name, benchmark in known.items()} == SIZES
-    for name, benchmark in known.items():
+def test_known_benchmarks_are_pinned() -> None:
+    for name, benchmark in known_benchmarks().items():
         assert benchmark.hub and benchmark.licence, name
         assert benchmark.revision is None or re.fullmatch("[0-9a-f]{40}", benchmark.revision), name
         assert benchmark.digests(local=False) or benchmark.revision, f"{name}: any content"
@@ -83,7 +75,7 @@ def test_known_benchmarks_are_pinned_and_sized() -> None:
 def test_a_changed_hub_data_set_of_the_same_size_is_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [f"Question {i}?" for i in range(SIZES[name])]
+    texts = [f"Question {i}?" for i in range(known_benchmarks()[name].questions)]
     rows = datasets.Dataset.from_list([{"problem": t, "question": t, "answer": "7"} for t in texts])
     monkeypatch.setattr("eval.benchmarks.load_rows", lambda *_, **__: rows)
     with pytest.raises(EvaluationError, match=f"{name}: the content of hub:"):

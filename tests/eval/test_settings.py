@@ -45,7 +45,6 @@ def test_templates_and_style_are_those_of_the_training(tmp_path: Path) -> None:
     [
         ("temprature: 0.6", "temprature"),
         ("temperature: -1", "temperature=-1"),
-        ("temperature: .nan", "temperature=nan"),
         ("dtype: float8", "dtype=float8"),
         ("benchmarks: [toy]", r"benchmarks\[0\]=toy"),
         ("benchmarks: [{name: toy, samples: many}]", r"benchmarks\[0\]\.samples=many"),
