@@ -176,6 +176,7 @@ def test_model_text_stays_text_in_the_page(run: Path) -> None:
     source = (run / "report" / "index.html").read_text()
     assert dangers(source) == []
     assert {r[1] for question in page.blocks() for r in question["r"]} == {ATTACK}
+    assert "my <run>" in page.text and "run" not in page.tags  # the folder's name
     # Characters that reorder or hide what follows are spelled out by `visible` of report.js.
     assert not {"\u202e", "\x00", "\ud800"} & set(page.text)
     # Negative control: the same text unescaped is detected.

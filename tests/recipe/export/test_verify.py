@@ -67,6 +67,14 @@ def test_a_wrong_merge_is_refused(
         compare(load_shards(tmp_path, 2)[:ranks], change(merged()), torch.float32)
 
 
+def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, WHOLE)
+    zero, one = (tmp_path / f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1))
+    one.write_bytes(zero.read_bytes())
+    with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
+        compare(load_shards(tmp_path, 2), merged(), torch.float32)
+
+
 def test_pieces_that_fsdp_does_not_write_are_refused(tmp_path: Path) -> None:
     write(tmp_path, WHOLE)
     shards: Any = load_shards(tmp_path, 2)
