@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from eval import EvaluationError
-from prompt_aug.base.files import FileError, read_json, sha256, write_json
+from prompt_aug.base.files import read_json, sha256
 from prompt_aug.base.progress import Progress
 from recipe.run.folder import MANIFEST, RunFolder, numbered
 from recipe.run.model_files import lacks_weights
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
-# The digest of a larger file is cached with its size and modification time. Hashing 3 GB takes
-# 10 s, and a run may have 198 checkpoints.
-CACHED_BYTES = 64 * 2**20
+LARGE = 64 * 2**20  # bytes. Hashing 3 GB takes 10 s, and a run may have 198 checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,34 +43,11 @@ class Checkpoint:
         return re.sub(r"[^\w.-]+", "--", own, flags=re.ASCII).strip(".-") or "model"
 
 
-def file_digest(path: Path, cache: Path | None = None) -> str:
-    """Return the SHA-256 of `path`; that of a large file is kept in the JSON file `cache`."""
-    stat = path.stat()
-    if stat.st_size < CACHED_BYTES or cache is None:
-        return sha256(path)
-    try:
-        known: dict[str, Any] = read_json(cache)
-    except FileError:  # missing or damaged
-        known = {}
-    key, state = str(path.resolve()), [stat.st_size, stat.st_mtime_ns]
-    if known.get(key, {}).get("state") != state:
-        known[key] = {"state": state, "sha256": sha256(path)}
-        write_json(cache, known)
-    return str(known[key]["sha256"])
-
-
-def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint], list[str]]:
-    """Return the run's exported checkpoints by step, and a note for each folder that is ignored.
-
-    An export is finished when it has a manifest.json. `steps` None selects all.
-    """
+def find(run: Path, steps: Sequence[int] | None = None) -> list[Checkpoint]:
+    """Return the run's finished exports by step: those with a manifest.json. None: all steps."""
     exports = RunFolder(run).exports
     folders = numbered(exports, "step_")
     finished = {step: path for step, path in folders.items() if (path / MANIFEST).exists()}
-    notes = [
-        f"{folder} is ignored: its name is not a step, or it has no {MANIFEST} yet"
-        for folder in sorted(set(exports.glob("step_*")) - set(finished.values()))
-    ]
     if missing := sorted(set(steps or ()) - set(finished)):
         raise EvaluationError(
             f"{exports} has no finished export of the steps {missing}: {list(finished)}"
@@ -83,7 +58,7 @@ def find(run: Path, steps: Sequence[int] | None = None) -> tuple[list[Checkpoint
             f"`python -m recipe.export {run}` first"
         )
     chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
-    return [from_manifest(folder, step) for step, folder in chosen.items()], notes
+    return [from_manifest(folder, step) for step, folder in chosen.items()]
 
 
 def from_manifest(folder: Path, step: int) -> Checkpoint:
@@ -112,7 +87,7 @@ def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
     return bool(files) and _identity(files) != identity
 
 
-def from_model(model: str, cache: Path | None = None) -> Checkpoint:
+def from_model(model: str) -> Checkpoint:
     """Return the checkpoint of a Hugging Face folder (identified by its files) or a hub id."""
     folder = Path(model)
     if not folder.exists():
@@ -124,11 +99,11 @@ def from_model(model: str, cache: Path | None = None) -> Checkpoint:
     if why := lacks_weights(folder):
         raise EvaluationError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
-        files = {path.name: file_digest(path, cache) for path in _model_files(folder)}
+        files = {path.name: sha256(path) for path in _model_files(folder)}
     return Checkpoint(step=None, model=model, identity=_identity(files), files=files)
 
 
-def verify(checkpoint: Checkpoint, cache: Path | None = None, *, most: float = math.inf) -> None:
+def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
     """Raise EvaluationError unless the model's files are those in its manifest, and no others.
 
     A chat template beside the weights changes every prompt. Files above `most` bytes need to exist.
@@ -137,7 +112,7 @@ def verify(checkpoint: Checkpoint, cache: Path | None = None, *, most: float = m
     for name, expected in checkpoint.files.items():
         path = folder / name
         try:
-            if path.stat().st_size <= most and file_digest(path, cache) != expected:
+            if path.stat().st_size <= most and sha256(path) != expected:
                 problems.append(f"{name} has changed")
         except FileNotFoundError:
             problems.append(f"{name} is missing")

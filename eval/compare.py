@@ -1,16 +1,15 @@
 """Compare two evaluated models over the same questions: difference, interval and p-value.
 
 A and B are runs (their picked or last checkpoint) or folders DIR/SETTINGS/MODEL of evaluated
-models. All numbers are paired by question, over all questions and per benchmark, level and
-template. With --out the disagreements can be browsed in DIR/index.html.
+models. All numbers are paired by question, over all questions and per benchmark and level. With
+--out the disagreements can be browsed in DIR/index.html.
 """
 
 import argparse
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, write_json, write_text
 from recipe.run.folder import EvaluationFolder
 
-GRADING = ("extraction:", "tolerance:", "verifiers:")  # settings of the grading
+SAME = ("sha256:", "extraction:", "tolerance:", "verifiers:")  # the questions and their grading
 NOTE = (
     "Percent of samples right, ± one standard error clustered by question. B - A in points with "
     "its 95 % interval, paired by question; p by random signs, not corrected for the number of "
@@ -50,11 +49,10 @@ class Side(Scored):
 
 
 class Answered(NamedTuple):
-    """A question with its level, its template in A and B, and both shares of right samples."""
+    """A question with its level and both shares of right samples."""
 
     benchmark: str
     level: int | None
-    template: str
     a: float
     b: float
 
@@ -86,9 +84,9 @@ def read_side(given: Path, settings: str | None) -> Side:
         if not run.rows:
             raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
         found = run.result.scored
-    names = found.folder.root.resolve().parts
-    owner = names[-4] if names[-3] == "eval" else names[-3]
-    return Side(found.folder, found.record, f"{owner}/{names[-1]}")
+    *above, settings_name, model = found.folder.root.resolve().parts
+    owner = above[-2] if above[-1] == "eval" else above[-1]
+    return Side(found.folder, found.record, f"{owner}/{settings_name}/{model}")
 
 
 def answered(a: Side, b: Side) -> list[Answered]:
@@ -97,26 +95,18 @@ def answered(a: Side, b: Side) -> list[Answered]:
         raise EvaluationError(
             f"no benchmark in common: {sorted(a.benchmarks)} and {sorted(b.benchmarks)}"
         )
-    changed = {n: differences(asked(a.benchmarks[n]), asked(b.benchmarks[n])) for n in names}
-    if other := [n for n in names if any(line.startswith("sha256:") for line in changed[n])]:
-        raise EvaluationError(
-            f"{', '.join(other)}: the two were asked different questions. Evaluate both with the "
-            "same file and --max-questions."
-        )
     require_one_grader({f"{s.name}/{n}": s.benchmarks[n]["grader"] for s in (a, b) for n in names})
     found = []
     for name in names:
-        if graded := [line for line in changed[name] if line.startswith(GRADING)]:
+        changed = differences(asked(a.benchmarks[name]), asked(b.benchmarks[name]))
+        if other := [line for line in changed if line.startswith(SAME)]:
             raise EvaluationError(
-                f"{name}: the two were graded differently ({'; '.join(graded)}). Evaluate both "
-                "with the same options"
+                f"{name}: the two were asked other questions or graded differently "
+                f"({'; '.join(other)}). Evaluate both with the same file and options."
             )
         theirs = _questions(b, name)
         for key, (question, mean) in _questions(a, name).items():
-            other_question, other_mean = theirs[key]
-            templates = dict.fromkeys((question["template"], other_question["template"]))
-            level, template = question["level"], " -> ".join(templates)
-            found.append(Answered(name, level, template, mean, other_mean))
+            found.append(Answered(name, question["level"], mean, theirs[key][1]))
     return found
 
 
@@ -145,9 +135,9 @@ def notes_of(a: Side, b: Side) -> list[str]:
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
-    seen = Counter[str]()
-    found = {}
-    for line, mean in side.means(name):
+    seen, found = Counter[str](), {}
+    means = side.benchmarks[name]["question_means"]
+    for line, mean in zip(side.questions(name), means, strict=True):
         found[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
     return found
@@ -167,16 +157,15 @@ def compare_group(group: str, questions: Sequence[Answered]) -> ComparedGroup:
 
 
 def compare(a: Side, b: Side) -> dict[str, list[ComparedGroup]]:
-    """Return the rows by title: over all questions and benchmarks, by level, by template."""
+    """Return the rows by title: over all questions, by benchmark, by level."""
     questions = answered(a, b)
     groups: dict[str, dict[str, list[Answered]]] = {
-        title: defaultdict(list) for title in ("Benchmarks", "By level", "By template")
+        title: defaultdict(list) for title in ("Benchmarks", "By level")
     }
     for question in questions:
         groups["Benchmarks"][question.benchmark].append(question)
         if question.level is not None:
             groups["By level"][f"{question.benchmark}, level {question.level}"].append(question)
-        groups["By template"][question.template].append(question)
     rows = {
         title: [compare_group(name, part) for name, part in sorted(found.items())]
         for title, found in groups.items()
@@ -223,11 +212,6 @@ def _compare(options: argparse.Namespace) -> None:
     a, b = (read_side(given, options.settings) for given in (options.a, options.b))
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
-    if a.name == b.name:  # one model under two settings
-        one, other = (side.folder.root.resolve() for side in (a, b))
-        common = os.path.commonpath([one, other])
-        a = replace(a, name=str(one.relative_to(common)))
-        b = replace(b, name=str(other.relative_to(common)))
     rows = compare(a, b)
     for title, part in rows.items():
         print(f"{title}\n{in_columns(table(a, b, part), rule=True)}\n")

@@ -4,6 +4,7 @@ A work item is a (checkpoint, benchmark) pair. A worker locks the item's folder;
 it, and the lock of a dead worker is free. A killed evaluation resumes and ends with the same files.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,18 +13,21 @@ from typing import Any
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
-from eval.endpoint import Server
-from eval.samples import TOO_LONG, PendingSamples, SampleFiles
-from eval.score import combine, score_benchmark
+from eval.endpoint import RemoteEngine, Server
+from eval.engine import Engine, Request, SampleKey
+from eval.samples import OpenEngine, Sample, SampleFiles
+from eval.score import TOO_LONG, combine, question_key, score_benchmark
 from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
-from prompt_aug.prompts import Prompts
+from prompt_aug.prompts import Prompt, Prompts
 from prompt_aug.questions import to_row
 from prompt_aug.templates import Bank, Template
 from prompt_aug.verifiers import verifier_row, verifiers_of
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
+
+REPEATED = 64  # questions whose greedy response is repeated
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Evaluation:
         self.templates = [self.prompts.bank[name] for name in names]
         self.identity = shared_identity(settings, self.templates[0])
         self.folder = root / folder_name(self.identity)
-        self._longest: dict[str, int] = {}
+        self._rendered: dict[str, dict[str, list[Prompt]]] = {}  # prompts by kind and benchmark
         self.known = verifiers_of(settings.verifiers, settings.verifier_limits)
         self.verifiers = {
             b.name: self.known.record({q.source for q in b.questions}) for b in benchmarks
@@ -94,13 +98,26 @@ class Evaluation:
             items.append(Item(checkpoint, benchmark, folder, template, identity))
         return items
 
+    def render(self, benchmark: LoadedBenchmark, tokenizer: Any) -> list[Prompt]:
+        """Return the prompts of a benchmark in question order."""
+        template, prompts = benchmark.template or self.settings.template, list[Prompt]()
+        for question in benchmark.questions:
+            asked = template, question.text, tokenizer, question.system, benchmark.shots
+            try:
+                prompts.append(self.prompts.render(*asked))
+            except ValueError as error:
+                raise EvaluationError(
+                    f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
+                ) from error
+        return prompts
+
     def plan(self, tokenizer: Any) -> str:
         lines = [f"{key}: {value}" for key, value in self.identity.items()]
         for benchmark in self.benchmarks:
-            prompt = PendingSamples(benchmark, self.prompts, tokenizer).prompts[0]
             lines.append(
                 f"{benchmark.name}: {len(benchmark.questions)} questions x {benchmark.samples}, "
-                f"extraction {self.settings.extraction}, first prompt:\n{prompt.shown()}"
+                f"extraction {self.settings.extraction}, first prompt:\n"
+                f"{self.render(benchmark, tokenizer)[0].shown()}"
             )
         return "\n".join(lines)
 
@@ -124,55 +141,98 @@ class Evaluation:
 
         Raises InUseError if another worker holds the item.
         """
-        checkpoint, folder = item.checkpoint, item.folder
-        with lock(folder.root):
+        checkpoint = item.checkpoint
+        with lock(item.folder.root):
             if not item.is_done():
                 tokenizer = session.tokenizer(checkpoint)
-                pending = PendingSamples(item.benchmark, self.prompts, tokenizer)
                 kind = signature(checkpoint.model, tokenizer)
-                context = self._context(checkpoint, kind, tokenizer)
-                write_lines(folder.questions, self._questions(item, pending, context))
-                files = SampleFiles(folder, checkpoint.identity)
+                if kind not in self._rendered:  # of all benchmarks, which one engine serves
+                    found = {b.name: self.render(b, tokenizer) for b in self.benchmarks}
+                    self._rendered = {kind: found}
+                prompts = self._rendered[kind][item.benchmark.name]
+                context = self._context(checkpoint, kind)
+                questions = self._questions(item, prompts, context)
+                write_lines(item.folder.questions, questions)
 
-                def complete(counts: Sequence[int]) -> None:
-                    if requests := pending.requests(context, files.load(), counts):
-                        probes = [prompt.ids for prompt in pending.prompts]
-                        engine = session.engine_for(checkpoint, kind, context, probes)
-                        pending.generate(engine, requests, files)
+                def open_engine() -> Engine | RemoteEngine:
+                    ids = [prompt.ids for prompt in prompts]
+                    return session.engine_for(checkpoint, kind, context, ids)
 
-                settings = item.identity
-                if self.settings.greedy and pending.repeat():
-                    complete(pending.repeat())
-                    if pending.repeats_are_equal(files.load()):
-                        settings = item.once
-                if settings is item.identity:
-                    complete([item.benchmark.samples] * len(pending.prompts))
-                record = {"settings": settings, "path": item.benchmark.path}
-                score_benchmark(folder, checkpoint.identity, item.template, **record)
+                samples, settings = self._samples(item, questions, prompts, open_engine)
+                score_benchmark(
+                    item.folder, checkpoint.identity, item.template, questions, samples,
+                    settings=settings, path=item.benchmark.path,
+                )  # fmt: skip
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 
-    def _questions(self, item: Item, pending: PendingSamples, context: int) -> list[dict[str, Any]]:
+    def _samples(
+        self,
+        item: Item,
+        questions: Sequence[Mapping[str, Any]],
+        prompts: Sequence[Prompt],
+        open_engine: OpenEngine,
+    ) -> tuple[Mapping[SampleKey, Sample], Mapping[str, Any]]:
+        """Return the samples and the settings of their scores.
+
+        Greedy decoding repeats the first `REPEATED` questions, and the others only if a response
+        differs: the engine is then not deterministic.
+        """
+        name, wanted = item.benchmark.name, item.benchmark.samples
+        files = SampleFiles(item.folder, item.checkpoint.identity)
+        if self.settings.greedy and wanted > 1:
+            counts = [2 if number < REPEATED else 1 for number in range(len(questions))]
+            made = files.complete(requests(questions, prompts, counts), open_engine)
+            equal = [
+                sample["response"] == made[uid, prompt, 0]["response"]
+                for (uid, prompt, number), sample in made.items()
+                if number == 1 and (uid, prompt, 0) in made
+            ]
+            print(
+                f"note: {name}: {sum(equal)} of {len(equal)} repeated greedy responses are equal: "
+                f"{1 if all(equal) else wanted} of {wanted} samples of a question are made"
+            )
+            if all(equal):
+                return made, item.once
+        every = requests(questions, prompts, [wanted] * len(questions))
+        return files.complete(every, open_engine), item.identity
+
+    def _questions(
+        self, item: Item, prompts: Sequence[Prompt], context: int
+    ) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl; those of a verifier's data source have their row."""
-        questions = pending.questions(context)
         functions = self.verifiers[item.benchmark.name].get("functions", ())
-        for line, question in zip(questions, item.benchmark.questions, strict=True):
+        lines = []
+        for question, prompt in zip(item.benchmark.questions, prompts, strict=True):
+            line = {
+                "uid": question.uid,
+                # Distinguishes two prompts of one uid, whose questions differ in white space.
+                "prompt_sha256": hashlib.sha256(prompt.rendered.text.encode()).hexdigest()[:8],
+                "question": question.text,
+                "gold": list(question.answers),
+                "options": list(question.options),
+                "prompt": prompt.rendered.text,
+                "prompt_tokens": len(prompt.ids),
+                "level": question.level,
+                "template": item.template.name,
+                "asked": len(prompt.ids) < context,
+            }
             if question.source in functions:
                 line["row"] = verifier_row(to_row(question))
-        unasked = sum(not question["asked"] for question in questions)
-        count, name = len(questions), item.benchmark.name
-        if unasked == count:
+            lines.append(line)
+        unasked = sum(not line["asked"] for line in lines)
+        if unasked == len(lines):
             raise EvaluationError(
-                f"no question of {name} fits into the context of {context} tokens: raise "
-                "max_model_len or use a model with a longer context"
+                f"no question of {item.benchmark.name} fits into the context of {context} tokens: "
+                "raise max_model_len or use a model with a longer context"
             )
         if unasked:
             print(
-                f"warning: {unasked} of {count} questions of {name} do not fit into the "
-                f"context of {context} tokens and count as wrong ({TOO_LONG})"
+                f"warning: {unasked} of {len(lines)} questions of {item.benchmark.name} do not fit "
+                f"into the context of {context} tokens and count as wrong ({TOO_LONG})"
             )
-        return questions
+        return lines
 
-    def _context(self, checkpoint: Checkpoint, kind: str, tokenizer: Any) -> int:
+    def _context(self, checkpoint: Checkpoint, kind: str) -> int:
         """Return max_model_len, or the longest prompt of all benchmarks plus max_tokens.
 
         One engine then serves them all. The model's own context length is the upper limit.
@@ -184,11 +244,27 @@ class Evaluation:
             )
         if asked is not None:
             return asked
-        if kind not in self._longest:
-            pending = [PendingSamples(b, self.prompts, tokenizer) for b in self.benchmarks]
-            self._longest[kind] = max(len(prompt.ids) for p in pending for prompt in p.prompts)
-        needed = self._longest[kind] + self.settings.max_tokens
+        rendered = self._rendered[kind].values()
+        longest = max(len(prompt.ids) for prompts in rendered for prompt in prompts)
+        needed = longest + self.settings.max_tokens
         return min(needed, limit or needed)
+
+
+def requests(
+    questions: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], counts: Sequence[int]
+) -> list[Request]:
+    """Return the requests of the first `counts` samples of each question that is asked."""
+    return [
+        Request(
+            question=index,
+            key=question_key(line, sample),
+            prompt_token_ids=prompt.ids,
+            stop=tuple(prompt.rendered.stop),
+            messages=prompt.rendered.messages,
+        )
+        for index, (line, prompt) in enumerate(zip(questions, prompts, strict=True))
+        for sample in range(counts[index] if line["asked"] else 0)
+    ]
 
 
 def _positions(checkpoint: Checkpoint) -> int | None:

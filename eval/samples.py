@@ -1,30 +1,26 @@
-"""Samples on disk (append-only, one file per worker) and the requests that are still missing.
+"""Samples on disk (append-only, one file per worker), and the generation of the missing ones.
 
 A sample belongs to (question, number), and its seed depends on nothing else. Requesting 8 samples
 after 4 generates the missing 4. Nothing is deleted from a file. Its first line names the model and
 the engine. Samples of other weights are ignored; a sweep rejects another `root` of an endpoint.
 """
 
-import hashlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from eval import EvaluationError
-from eval.benchmarks import LoadedBenchmark
 from eval.endpoint import RemoteEngine
 from eval.engine import SAMPLE_KEY, Engine, Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.base.progress import Progress
-from prompt_aug.prompts import Prompt, Prompts
 from recipe.run.folder import BenchmarkFolder
 
-TOO_LONG = "prompt_too_long"
-REPEATED = 64  # questions whose greedy response is repeated, to test if the engine is deterministic
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
+OpenEngine = Callable[[], Engine | RemoteEngine]
 
 
 class SampleFiles:
@@ -51,105 +47,35 @@ class SampleFiles:
         head = [] if self._mine.exists() else [{"model": self._identity, "engine": dict(engine)}]
         append_lines(self._mine, [*head, *map(dict, samples)], sync=True)
 
-
-class PendingSamples:
-    """The rendered prompts of one benchmark and the samples to generate from them.
-
-    A prompt that leaves no room for a response in the model's context is not asked. Its samples
-    count as wrong with the status TOO_LONG, so the denominator does not change.
-    """
-
-    def __init__(self, benchmark: LoadedBenchmark, prompts: Prompts, tokenizer: Any) -> None:
-        self.benchmark = benchmark
-        self.template = benchmark.template or prompts.validation_template
-        self.prompts: list[Prompt] = []
-        for question in benchmark.questions:
-            asked = self.template, question.text, tokenizer, question.system, benchmark.shots
-            try:
-                self.prompts.append(prompts.render(*asked))
-            except ValueError as error:
-                raise EvaluationError(
-                    f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
-                ) from error
-
-    def questions(self, context: int) -> list[dict[str, Any]]:
-        """Return the lines of questions.jsonl, which grading and scoring need later."""
-        return [
-            {
-                "uid": question.uid,
-                # Distinguishes two prompts of one uid, whose questions differ in white space.
-                "prompt_sha256": hashlib.sha256(prompt.rendered.text.encode()).hexdigest()[:8],
-                "question": question.text,
-                "gold": list(question.answers),
-                "options": list(question.options),
-                "prompt": prompt.rendered.text,
-                "prompt_tokens": len(prompt.ids),
-                "level": question.level,
-                "template": self.template,
-                "asked": len(prompt.ids) < context,
-            }
-            for question, prompt in zip(self.benchmark.questions, self.prompts, strict=True)
-        ]
-
-    def repeat(self) -> list[int]:
-        """Return the samples per question needed to test if greedy decoding is deterministic.
-
-        Two of the first `REPEATED` questions, one of the others; [] if one sample is requested.
-        """
-        if self.benchmark.samples == 1:
-            return []
-        return [2 if number < REPEATED else 1 for number in range(len(self.prompts))]
-
-    def repeats_are_equal(self, made: Mapping[SampleKey, Sample]) -> bool:
-        """Print and return True if both samples of `repeat` are equal for every question."""
-        equal = [
-            sample["response"] == made[uid, prompt, 0]["response"]
-            for (uid, prompt, number), sample in made.items()
-            if number == 1 and (uid, prompt, 0) in made
-        ]
-        wanted = self.benchmark.samples
-        print(
-            f"note: {self.benchmark.name}: {sum(equal)} of {len(equal)} repeated greedy responses "
-            f"are equal: {1 if all(equal) else wanted} of {wanted} samples of a question are made"
-        )
-        return all(equal)
-
-    def requests(
-        self, context: int, made: Mapping[SampleKey, Sample], counts: Sequence[int]
-    ) -> list[Request]:
-        """Return the missing of the first `counts` samples in question order, each once."""
+    def complete(
+        self, requests: Sequence[Request], open_engine: OpenEngine
+    ) -> dict[SampleKey, Sample]:
+        """Generate those of `requests` that are missing, each once. Return all samples."""
+        made = self.load()
         missing: dict[SampleKey, Request] = {}
-        lines = zip(self.questions(context), self.prompts, strict=True)
-        for index, (line, prompt) in enumerate(lines):
-            for sample in range(counts[index] if line["asked"] else 0):
-                key = (line["uid"], line["prompt_sha256"], sample)
-                if key not in made and key not in missing:
-                    missing[key] = Request(
-                        question=index,
-                        key=key,
-                        prompt_token_ids=prompt.ids,
-                        stop=tuple(prompt.rendered.stop),
-                        messages=prompt.rendered.messages,
-                    )
-        return list(missing.values())
+        for request in requests:
+            if request.key not in made:
+                missing.setdefault(request.key, request)
+        if not missing:
+            return made
+        self._generate(open_engine(), list(missing.values()))
+        return self.load()
 
-    def generate(
-        self, engine: Engine | RemoteEngine, requests: Sequence[Request], files: SampleFiles
-    ) -> None:
-        """Generate `requests` in any order; each sample is on disk shortly after it completes."""
+    def _generate(self, engine: Engine | RemoteEngine, requests: Sequence[Request]) -> None:
+        """Generate in any order. Each sample is on disk shortly after it completes."""
         facts, done, began = engine.facts(), 0, time.monotonic()
         batch: list[Sample] = []
-        with Progress(f"generate {self.benchmark.name}", len(requests), "samples") as bar:
+        with Progress(f"generate {self._folder.root.name}", len(requests), "samples") as bar:
             try:
                 for request, response in engine.stream(requests):
                     batch.append({**dict(zip(SAMPLE_KEY, request.key, strict=True)), **response})
                     done += 1
                     if len(batch) >= FLUSH_SAMPLES or time.monotonic() - began > FLUSH_SECONDS:
-                        files.append(batch, facts)
+                        self.append(batch, facts)
                         batch, began = [], time.monotonic()
                     bar.update()
             finally:
                 if batch:
-                    files.append(batch, facts)
+                    self.append(batch, facts)
         if done != len(requests):
             raise EvaluationError(f"{len(requests)} prompts gave {done} completions")

@@ -13,16 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationInfo, field_validator
 
 from eval import EvaluationError, metrics
 from eval.command import run_command
 from eval.engine import SAMPLE_KEY, SampleKey
-from eval.samples import TOO_LONG, Sample, SampleFiles
+from eval.samples import Sample, SampleFiles
 from eval.tolerance import is_close
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
-from prompt_aug.base.files import iter_lines, read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
@@ -37,6 +36,9 @@ from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 Lines = list[dict[str, Any]]
 REFLECTION = ("rethink", "recheck", "recalculate")  # counted by arXiv 2504.20571, Figure 4
+# A prompt that leaves no room for a response is not asked. Its samples count as wrong, so the
+# denominator does not change.
+TOO_LONG = "prompt_too_long"
 UNASKED = {"tokens": 0, "finish_reason": TOO_LONG, "correct": False, "status": TOO_LONG}
 
 
@@ -156,13 +158,6 @@ class Selection(Record):
     reason: str  # why they were not
     scores: dict[str, float]
 
-    @field_validator("scores")
-    @classmethod
-    def _has_step(cls, scores: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        if str(step := info.data.get("step")) not in scores:
-            raise ValueError(f"has no score of step {step}. Run `python -m eval.selection` again.")
-        return scores
-
     @property
     def validated_by(self) -> str | None:
         """The benchmark, if it is a validation split."""
@@ -194,8 +189,7 @@ class Scored:
         """
         folder, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
         questions = read_lines(folder.questions)
-        known = entry.get("order", order_of(questions))  # scores of older versions lack it
-        if (order_of(questions), len(questions)) != (known, len(entry["question_means"])):
+        if order_of(questions) != entry["order"]:
             raise EvaluationError(
                 f"{folder.root}: its sweep is not finished. Run eval.sweep again."
             )
@@ -216,7 +210,6 @@ class Scored:
 def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the scores of one benchmark. Rates are shares of all samples, in [0, 1].
 
-    `empty` and `filtered` count samples without text and those with finish_reason content_filter;
     `endpoint_statuses` lists the questions for which an endpoint gave no whole answer.
     """
     correct = np.array([[float(sample["correct"]) for sample in row] for row in table])
@@ -250,8 +243,6 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         **({"parts": part_means} if part_means else {}),
         **({"endpoint_statuses": endpoint} if endpoint else {}),
         "truncation_rate": sum(line["finish_reason"] == "length" for line in lines) / total,
-        "empty": sum("response" in line and not line["response"].strip() for line in lines),
-        "filtered": sum(line["finish_reason"] == "content_filter" for line in lines),
         "reflection_rate": sum(any(w in text for w in REFLECTION) for text in texts) / total,
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         "question_means": correct.mean(axis=1).tolist(),
@@ -259,14 +250,17 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def score_benchmark(
-    folder: BenchmarkFolder, identity: Mapping[str, Any], template: Template, **record: Any
+    folder: BenchmarkFolder,
+    identity: Mapping[str, Any],
+    template: Template,
+    questions: Lines,
+    samples: Mapping[SampleKey, Sample],
+    *,
+    settings: Mapping[str, Any],
+    path: str,
 ) -> None:
-    """Grade the stored samples of one benchmark. Write grades.jsonl, then scores.json.
-
-    `record` (settings with `samples`, path) becomes part of the entry.
-    """
-    questions, samples = read_lines(folder.questions), SampleFiles(folder, identity).load()
-    settings = record["settings"] = {"extraction": "default", **record["settings"]}
+    """Grade the samples of one benchmark. Write grades.jsonl, then scores.json."""
+    settings = {"extraction": "default", **settings}
     if used := settings.get("verifiers"):  # their files may have changed since
         settings["verifiers"] = _verifiers(settings).record(set(used["functions"]))
     grades = grade_samples(questions, samples, template, settings, f"grade {folder.root.name}")
@@ -274,7 +268,8 @@ def score_benchmark(
     write_lines(folder.grades, [head, *grades])
     table = join(questions, samples, grades, settings["samples"])
     # The digest of a benchmark does not depend on its order, and `question_means` have it.
-    write_json(folder.scores, {**record, **head, "order": order_of(questions), **score(table)})
+    record = {"settings": settings, "path": path, **head, "order": order_of(questions)}
+    write_json(folder.scores, {**record, **score(table)})
 
 
 def combine(
@@ -282,12 +277,17 @@ def combine(
 ) -> dict[str, Any]:
     """Write scores.json of a checkpoint from the entries of its benchmarks, and return it.
 
-    Entries of other weights than `identity` are left out. Other workers may finish benchmarks at
-    the same time, so the entries are read again after writing, until nothing has changed.
+    Entries of other weights than `identity`, or of another grader, are left out. Other workers may
+    finish benchmarks at the same time, so the entries are read again until nothing has changed.
     """
     while True:
-        entries = _entries(folder, identity)
-        require_one_grader({f"{folder.root.name}/{n}": e["grader"] for n, e in entries.items()})
+        found = _entries(folder, identity)
+        entries = {name: entry for name, entry in found.items() if entry["grader"] == VERSION}
+        if old := sorted(set(found) - set(entries)):
+            print(
+                f"note: {folder.root}: left out, because another version of the grader has graded "
+                f"it: {', '.join(old)}. Run `python -m eval.score {folder.root}`."
+            )
         parts = [metrics.of_means(entry["question_means"]) for entry in entries.values()]
         record = {
             "step": step,
@@ -304,7 +304,7 @@ def combine(
             "environment": environment.describe(),
         }
         write_json(folder.scores, record)
-        if _entries(folder, identity) == entries:
+        if _entries(folder, identity) == found:
             return record
 
 
@@ -327,9 +327,10 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
     bank, before = Prompts.read(folder.prompts).bank, read_json(folder.scores)
     for name, entry in _entries(folder, before["identity"]).items():
         files = folder.benchmark(name)
-        template = bank[next(iter_lines(files.questions))["template"]]
+        questions, samples = read_lines(files.questions), SampleFiles(files, entry["model"]).load()
         record = {key: entry[key] for key in ("settings", "path")}
-        score_benchmark(files, entry["model"], template, **record)
+        template = bank[questions[0]["template"]]
+        score_benchmark(files, entry["model"], template, questions, samples, **record)
     return combine(folder, before["step"], before["model"], before["identity"])
 
 

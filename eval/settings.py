@@ -95,8 +95,6 @@ def from_run(run: Path) -> Settings:
         form = {**augment, "chat": select(config, "data.apply_chat_template_kwargs")}
     section = {**section, **{key: form[key] for key in ("bank", *FORM) if key in form}}
     given = {key: value for key, value in section.items() if value is not None}
-    if given.get("cyclic_options") is False:  # in the config.yaml of older runs
-        del given["cyclic_options"]
     return parse_typed(given, Settings, f"{path}, section eval", EvaluationError)
 
 

@@ -6,7 +6,6 @@ with the samples that are missing.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from eval import EvaluationError
-from eval.benchmarks import load, parse_request, suite_requests
-from eval.checkpoints import CACHED_BYTES, Checkpoint, find, from_model, verify
+from eval.benchmarks import load, parse_request
+from eval.checkpoints import LARGE, Checkpoint, find, from_model, verify
 from eval.command import path, run_command, text
 from eval.endpoint import APIS, CHAT, NoTokenizer, Server, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
-from eval.score import require_one_grader
 from eval.session import Session
 from eval.settings import ADDED, Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
@@ -32,8 +30,7 @@ from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import named
 from prompt_aug.endpoint.budget import Budget
 from prompt_aug.extraction import EXTRACTIONS
-from prompt_aug.grading import VERSION
-from prompt_aug.templates.rendering import Style, System, Turn
+from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml
 from recipe.run.ending import state_of
 from recipe.run.evaluation import DType
@@ -41,11 +38,6 @@ from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
-WARNED = (
-    ("empty", TRUNCATED, "have no text. Check template, stop strings and the server's reasoning"
-     " parser."),
-    ("filtered", 0.0, "were ended by the server's content filter and are graded as they are."),
-)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,21 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=path, help="output folder (required with --model; default: RUN/eval)")
     add("--benchmark", action="append", default=[], type=text, metavar="NAME[=PATH[:SAMPLES]]",
         help="a known name, or a file; may be repeated")  # fmt: skip
-    add("--suite", type=existing, help="folder of the five published benchmarks (Arrow folders)")
     add_steps(parser)
     add("--preset", choices=list(presets()), help="the settings of a paper's evaluation")
     add("--samples", type=int, help="per question (default: the benchmark's; greedy: 1)")
     add("--template", type=text, help="template of every question (default: the run's)")
-    add("--template-of", action="append", default=[], type=text, metavar="BENCHMARK=TEMPLATE",
+    add("--template-of", action="append", default=[], type=_pair, metavar="BENCHMARK=TEMPLATE",
         help="template of one benchmark")  # fmt: skip
     add("--bank", type=text, help="template bank file (default: the run's own, or the project's)")
     add("--style", choices=get_args(Style), help="default: the run's own, or auto")
     add("--chat", type=_chat, metavar="{KEY: VALUE}",
         help="arguments of the chat template, as '{enable_thinking: false}'")  # fmt: skip
-    add("--instruction", choices=get_args(Turn), help="turn of the template's instruction")
-    add("--system", choices=get_args(System), help="which system prompt wins if a row has one")
     add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
-    add("--verifier", action="append", default=[], type=text, metavar="SOURCE=MODULE.FUNCTION",
+    add("--verifier", action="append", default=[], type=_pair, metavar="SOURCE=MODULE.FUNCTION",
         help="your own function for a data source (default: the run's own)")  # fmt: skip
     add("--temperature", type=float, help="0 is greedy (default: the run's, or 0)")
     add("--top-p", type=float, help="default: the run's, or 1")
@@ -89,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", action="append", type=str, help="a stop string beside the template's; may be"
         " repeated; it stays in the response")  # fmt: skip
     add("--system-prompt", type=text, help="replaces that of the template and of the questions")
-    add("--shots", action="append", default=[], type=text, metavar="BENCHMARK=FILE",
+    add("--shots", action="append", default=[], type=_pair, metavar="BENCHMARK=FILE",
         help="yaml file of solved examples that precede each question of a benchmark")  # fmt: skip
     add("--max-tokens", type=int, help="limit of a response (default: the run's, or 3000)")
     add("--max-model-len", type=int, help="limit of prompt and response together")
@@ -116,47 +105,43 @@ def _chat(value: str) -> dict[str, Any]:
     return found
 
 
+def _pair(value: str) -> tuple[str, str]:
+    name, _, found = value.partition("=")
+    if not name or not found:
+        raise argparse.ArgumentTypeError(f"{value!r}: write NAME=VALUE")
+    return name, found
+
+
 def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     """Return the settings: those of the run, then the preset, then the options."""
     settings = Settings() if run is None else from_run(run)
     requests = list(settings.benchmarks)
     if options.preset is not None:
         plain = {key: getattr(Settings(), key) for key in ADDED}
-        if settings.chat and options.chat is None:
-            print(
-                f"note: --preset {options.preset} leaves out the run's arguments of the chat "
-                f"template; to keep them add --chat '{json.dumps(settings.chat)}'"
-            )
         settings = settings.replaced(**plain | presets()[options.preset])
         reset = {"template": None, "shots": None}
         requests = [request.model_copy(update=reset) for request in requests]
     given = {k: v for k, v in vars(options).items() if k in Settings.model_fields and v is not None}
-    own = dict(item.rpartition("=")[::2] for item in options.verifier)
-    if not all(own) or not all(own.values()):
-        raise UsageError(f"--verifier {' '.join(options.verifier)}: write SOURCE=MODULE.FUNCTION")
-    settings = settings.replaced(**given, verifiers={**(settings.verifiers or {}), **own} or None)
+    own = {**(settings.verifiers or {}), **dict(options.verifier)} or None
+    settings = settings.replaced(**given, verifiers=own)
     if settings.samples is not None:  # overrides the samples of the run's own benchmarks
         requests = [request.model_copy(update={"samples": None}) for request in requests]
-    if options.benchmark or options.suite is not None:
+    if options.benchmark:
         requests = [parse_request(request) for request in options.benchmark]
-        requests += suite_requests(options.suite) if options.suite is not None else []
     names = [request.name for request in requests]
     if not names:
         raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(names)) != len(names):
         raise EvaluationError(f"a benchmark is named twice: {names}")
-    for key, option in (("template", "template_of"), ("shots", "shots")):
-        items = getattr(options, option)
-        values = dict(item.partition("=")[::2] for item in items)
-        if set(values) - set(names) or not all(values.values()):
-            raise EvaluationError(
-                f"--{option.replace('_', '-')} {' '.join(items)}: write BENCHMARK={key.upper()}, "
-                f"with a benchmark of {names}"
-            )
-        requests = [
-            request.model_copy(update={key: values.get(request.name, getattr(request, key))})
-            for request in requests
-        ]
+    own_keys = {"template": dict(options.template_of), "shots": dict(options.shots)}
+    if strange := sorted({name for values in own_keys.values() for name in values} - set(names)):
+        raise EvaluationError(
+            f"--template-of or --shots: {', '.join(strange)} is no benchmark of {names}"
+        )
+    requests = [
+        r.model_copy(update={key: v[r.name] for key, v in own_keys.items() if r.name in v})
+        for r in requests
+    ]
     return settings.replaced(benchmarks=tuple(requests))
 
 
@@ -184,9 +169,9 @@ def sweep(options: argparse.Namespace) -> None:
         keys = ("greedy", "max_questions", "samples")
         how: Any = {key: getattr(settings, key) for key in keys}
         benchmarks = [load(request, **how) for request in settings.benchmarks]
-        evaluation, cache = Evaluation(root, settings, benchmarks), root / ".digests.json"
+        evaluation = Evaluation(root, settings, benchmarks)
         if options.dry_run:
-            model = options.model[0] if run is None else find(run, options.steps)[0][0].model
+            model = options.model[0] if run is None else find(run, options.steps)[0].model
             chat = options.endpoint and options.api == CHAT
             name = options.tokenizer or model
             print(evaluation.plan(NoTokenizer() if chat else load_tokenizer(name)))
@@ -201,25 +186,25 @@ def sweep(options: argparse.Namespace) -> None:
             budget = Budget(options.max_requests, options.max_total_tokens)
             server = connect(options.endpoint, options.concurrency, budget, settings)
             models = [server.checkpoint(m, options.tokenizer, options.api) for m in options.model]
-            work(evaluation, models, server, cache)
+            work(evaluation, models, server)
             print(f"endpoint: {budget.spent}")
             continue
         check_hardware(settings)
         print(f"evaluate: template {settings.template}, temperature {settings.temperature:g}")
         with Session(settings) as session:
             if run is None:
-                models = [from_model(model, cache) for model in options.model]
+                models = [from_model(model) for model in options.model]
                 if len(names := {model.name for model in models}) != len(models):
                     raise EvaluationError(f"two models have the same name: {sorted(names)}")
-                work(evaluation, models, session, cache)
+                work(evaluation, models, session)
             else:
-                _follow(run, options, evaluation, session, cache)
+                _follow(run, options, evaluation, session)
             if session.starts:
                 print(f"engine: {session.starts} started, weights reloaded {session.swaps} times")
 
 
 def _follow(
-    run: Path, options: argparse.Namespace, evaluation: Evaluation, session: Session, cache: Path
+    run: Path, options: argparse.Namespace, evaluation: Evaluation, session: Session
 ) -> None:
     """Evaluate a run; with --watch until the training's last step is evaluated."""
     last = select(read_config(run), "trainer.total_training_steps")
@@ -231,14 +216,12 @@ def _follow(
             # The export has its own lock and skips what is done. It may fail while a step is saved.
             subprocess.run([sys.executable, "-m", "recipe.export", str(run)], check=False)
         try:
-            checkpoints, notes = find(run, options.steps)
+            checkpoints = find(run, options.steps)
         except EvaluationError:
             if not options.watch:
                 raise
-            checkpoints, notes = [], []
-        for note in notes if not options.watch else ():
-            print(f"note: {note}")
-        work(evaluation, checkpoints, session, cache)
+            checkpoints = []
+        work(evaluation, checkpoints, session)
         if not options.watch or any(checkpoint.step == last for checkpoint in checkpoints):
             return
         steps = [checkpoint.step for checkpoint in checkpoints]
@@ -254,14 +237,12 @@ def work(
     evaluation: Evaluation,
     checkpoints: Sequence[Checkpoint],
     session: Session | Server,
-    cache: Path,
 ) -> None:
     """Do the items that are not done, except those that another worker holds."""
     todo = {c.name: [i for i in evaluation.items(c) if not i.is_done()] for c in checkpoints}
     for checkpoint in checkpoints:  # all checks run before the first engine starts
         _check_owner(checkpoint, evaluation)
-        verify(checkpoint, cache, most=CACHED_BYTES)
-        _check_graders(checkpoint, evaluation.items(checkpoint))
+        verify(checkpoint, most=LARGE)
     if any(todo.values()):
         prepare_environment(checkpoints[0].model)
         evaluation.prepare()
@@ -272,7 +253,7 @@ def work(
     for number, checkpoint in enumerate([*checkpoints[start:], *checkpoints[:start]], start=1):
         if todo[checkpoint.name]:
             print(f"[{number}/{len(checkpoints)}] {checkpoint.name}")
-            verify(checkpoint, cache)
+            verify(checkpoint)
         for item in todo[checkpoint.name]:
             try:
                 evaluation.run(item, session)
@@ -299,10 +280,6 @@ def _print_scores(item: Item, limit: int) -> None:
             f"  --max-tokens={limit}: {truncated:.0%} of the responses were truncated. Raise it "
             "if the model's context allows it."
         )
-    for key, most, what in WARNED:  # scores of older versions lack the keys
-        if (count := entry.get(key, 0)) > most * entry["samples"]:
-            said = f"{count} of {entry['samples']} responses {what}"
-            print(f"warning: {item.name}: {said}", file=sys.stderr)
     for status, uids in entry.get("endpoint_statuses", {}).items():
         print(f"warning: {item.name}: {named(status, uids)}", file=sys.stderr)
 
@@ -328,17 +305,6 @@ def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
                     f"({'; '.join(changed)}). Choose another --out for this one, or delete the "
                     "folder."
                 )
-
-
-def _check_graders(checkpoint: Checkpoint, items: Sequence[Item]) -> None:
-    """Reject scores of another grader that would be combined with the new ones."""
-    asked, folder = {item.benchmark.name for item in items}, items[0].evaluation
-    versions = {"this grader": VERSION}
-    for name in set(folder.benchmarks()) - asked:
-        entry = read_json(folder.benchmark(name).scores)
-        if entry["model"] == checkpoint.identity:
-            versions[str(folder.benchmark(name).root)] = entry["grader"]
-    require_one_grader(versions)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

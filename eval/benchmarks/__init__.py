@@ -11,14 +11,12 @@ Keys:
     options        columns of wrong options: a multiple-choice question, graded by its letter
     choices        column of {text, label} (ARC) or of a list (MMLU): all options in their order;
                    `answer` has the label, or the place from 0
-    shuffle_seed   seed of the order of the options
     template       template of its questions; overrides the evaluation's template
     shots          yaml file of solved examples, a list of {question, answer}, before each question
     tolerance      relative error at which a number is right, if the gold is a decimal number
     samples        per question when sampling (default: its rows); greedy decoding takes one per row
     sha256         digest of all questions and answers, in any order; other content is rejected
     copies         digests of other complete copies, by their source
-    suite_folder   its folder in the published suite
     licence        as its owners state it
 
 Rows are read as those of training data. Columns may be fields of records (``meta.answer``).
@@ -88,14 +86,12 @@ class Benchmark(Record):
     answer_from: Text | None = None
     options: Several[Text] = ()
     choices: Text | None = None
-    shuffle_seed: int = 0
     template: Text | None = None
     shots: Text | None = None
     tolerance: Part | None = None
     samples: Samples = 1
     sha256: Text | None = None
     copies: dict[str, str] = Field(default_factory=dict)
-    suite_folder: Text | None = None
     licence: str = ""
 
     @model_validator(mode="after")
@@ -158,14 +154,6 @@ def parse_request(text: str) -> BenchmarkRequest:
         )
     given = {**match.groupdict(), "samples": match["samples"] and int(match["samples"])}
     return parse_typed(given, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
-
-
-def suite_requests(folder: Path) -> list[BenchmarkRequest]:
-    """Return the five benchmarks of a published evaluation suite, one Arrow folder each."""
-    paths = {n: folder / b.suite_folder for n, b in known_benchmarks().items() if b.suite_folder}
-    if missing := [path.name for path in paths.values() if not path.is_dir()]:
-        raise EvaluationError(f"evaluation suite {folder} lacks the folders {missing}")
-    return [BenchmarkRequest(name=name, path=str(path)) for name, path in paths.items()]
 
 
 def load(
@@ -293,7 +281,7 @@ def _question(
     if benchmark.options:
         values = [field_of(row, column) for column in benchmark.options]
         wrong = [text.strip() for text in answer_texts(values) if text.strip()]
-        shown = multiple_choice(made.text, made.answers[0], wrong, benchmark.shuffle_seed)
+        shown = multiple_choice(made.text, made.answers[0], wrong)
     elif benchmark.choices:
         shown = _with_choices(row, made, benchmark)
     else:
@@ -322,15 +310,15 @@ def _with_choices(row: Mapping[str, Any], made: Question, benchmark: Benchmark) 
     return lettered(made.text, options), (LETTERS[labels.index(answer)],), options
 
 
-def multiple_choice(text: str, right: str, wrong: Sequence[str], seed: int) -> Lettered:
+def multiple_choice(text: str, right: str, wrong: Sequence[str]) -> Lettered:
     """Return the question with its options in random order.
 
-    A hash of (seed, question, option) gives the order, so it is the same on every machine. Two
-    wrong options may be equal, as in two questions of GPQA-Diamond.
+    A hash of (question, option) gives the order, so it is the same on every machine. Two wrong
+    options may be equal, as in two questions of GPQA-Diamond.
     """
 
     def key(option: str) -> str:
-        return hashlib.sha256(f"{seed}\0{text}\0{option}".encode()).hexdigest()
+        return hashlib.sha256(f"0\0{text}\0{option}".encode()).hexdigest()
 
     options = sorted([right, *wrong], key=key)
     if not wrong or right in wrong or len(options) > len(LETTERS):

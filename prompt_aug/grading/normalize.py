@@ -80,6 +80,8 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-z]))", "'"),
         (r"\\%|\s*\bpercent(?![a-zA-Z])", "%"),
         (r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|log|ln|frac)(?![a-zA-Z])", r"\\\1"),
+        (r"(?<=\d)[eE]([+-]?\d{1,4})(?!\d|\.\d)", r"\\times 10^{\1}"),
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"\*\*(?=[\s({\d-])", "^"),
         # A typed fraction before a blank is a factor: 1/2 x. 1/2x stays ambiguous.
         (

@@ -127,6 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", help=f"file, folder, hub id, or a preset: {presets}")
     add("out", metavar="OUT", type=Path, help="the .parquet file to write")
     add("--preset", metavar="NAME", help="use its column map for SOURCE, a local copy of it")
+    add("--config", help="configuration of a hub data set")
     add("--split", help="split to load (default: the preset's, or train)")
     add("--name", help="data_source of the rows (default: their own, or the preset or file)")
     add("--text-column", metavar="COLUMN", help="the question; a.b goes into a record")
@@ -179,6 +180,7 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
         raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
     known = presets[name] if name else Preset(hub=options.source, split="train")
     asked = {
+        "config": options.config,
         "split": options.split,
         "text": options.text_column,
         "answer": options.answer_column,

@@ -69,7 +69,7 @@ class RunFolder:
     start = _At("logs/start.jsonl")  # the stages of the last start
     end = _At("logs/end.json")  # exit code and message of the last start
     error = _At("logs/error.txt")  # the traceback that ended it
-    report = _At("report")  # index.html, report.md, summary.json, pictures
+    report = _At("report")  # index.html, summary.json, pictures
     tensorboard = _At("tensorboard")  # the metrics again, for TensorBoard
     wandb_run = _At(".wandb_run_id")  # the run's id in wandb
     stop_request = _At(".stop")  # asks the trainer to save and end (recipe.run.stop)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -18,26 +17,15 @@ from eval.benchmarks import (
     load,
     multiple_choice,
     parse_request,
-    suite_requests,
 )
-from eval.score import grade_samples
-from eval.settings import benchmark_identity, differences, from_run
-from prompt_aug.grading import grade
+from eval.settings import benchmark_identity, differences
 from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import (
     Question,
     QuestionError,
     from_row,
     make_question,
-    write_parquet,
 )
-from prompt_aug.templates import load_bank
-
-SIZES = {
-    **{"arc-challenge": 1172, "arc-easy": 2376},
-    **{"aime24": 30, "aime25": 30, "amc": 83, "amc23": 40, "gpqa-diamond": 198, "gsm8k": 1319},
-    **{"math-beyond": 181, "math500": 500, "minerva": 272, "olympiadbench": 675},
-}
 
 
 def request(name: str, path: object, samples: int | None = None) -> BenchmarkRequest:
@@ -56,54 +44,38 @@ def test_a_request_is_parsed() -> None:
         parse_request("AIME24")
 
 
-@pytest.mark.parametrize("name", ["../toy", "a/b", ".a", "/tmp/a", ""])
-def test_a_name_that_is_no_folder_is_rejected_from_a_file_too(tmp_path: Path, name: str) -> None:
-    config = {"eval": {"benchmarks": [{"name": name, "path": "a.parquet"}]}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(EvaluationError, match=r"benchmarks\[0\]\.name"):
-        from_run(tmp_path)
-
-
 # ------------------------------------------------------------------------- sizes and digests
 
 
 def test_the_published_suite_has_its_denominators(shared_data: Path) -> None:
-    loaded = {
-        r.name: load(r, greedy=True) for r in suite_requests(shared_data / "evaluation_suite")
-    }
+    suite = shared_data / "evaluation_suite"
+    folders = {"aime24": "aime", "amc": "amc", "math500": "math", "minerva": "minerva"}
+    folders["olympiadbench"] = "olympiad_bench"
+    loaded = {n: load(request(n, suite / f), greedy=True) for n, f in folders.items()}
     sizes = {name: len(benchmark.questions) for name, benchmark in loaded.items()}
     assert sizes == {"aime24": 30, "amc": 83, "math500": 500, "minerva": 272, "olympiadbench": 675}
     assert sum(sizes.values()) == 1560
     assert all(benchmark.samples == 1 for benchmark in loaded.values())
     assert all(question.answers for b in loaded.values() for question in b.questions)
     assert loaded["amc"].questions[0].answers == ("142",)  # stored as the float 142.0
-    path = shared_data / "evaluation_suite" / "aime"
+    path = suite / "aime"
     assert load(request("aime24", path), greedy=False).samples == 32
     assert load(request("aime24", path, 5), greedy=False).samples == 5
 
 
-def test_known_benchmarks_are_pinned_and_sized() -> None:
-    known = known_benchmarks()
-    assert {name: benchmark.questions for name, benchmark in known.items()} == SIZES
-    for name, benchmark in known.items():
+def test_known_benchmarks_are_pinned() -> None:
+    for name, benchmark in known_benchmarks().items():
         assert benchmark.hub and benchmark.licence, name
         assert benchmark.revision is None or re.fullmatch("[0-9a-f]{40}", benchmark.revision), name
         assert benchmark.digests(local=False) or benchmark.revision, f"{name}: any content"
         assert all(re.fullmatch("[0-9a-f]{64}", d) for d in benchmark.digests(local=True)), name
 
 
-def test_a_part_of_a_benchmark(make_benchmark: Callable[..., LoadedBenchmark]) -> None:
-    whole = make_benchmark(questions=7)
-    part = load(request("toy", whole.path), greedy=True, max_questions=3)
-    assert (part.questions, part.size) == (whole.questions[:3], 7)
-    assert part.sha256 != whole.sha256
-
-
 @pytest.mark.parametrize("name", ["aime25", "olympiadbench"])  # pinned by its file, by copies
 def test_a_changed_hub_data_set_of_the_same_size_is_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [f"Question {i}?" for i in range(SIZES[name])]
+    texts = [f"Question {i}?" for i in range(known_benchmarks()[name].questions)]
     rows = datasets.Dataset.from_list([{"problem": t, "question": t, "answer": "7"} for t in texts])
     monkeypatch.setattr("eval.benchmarks.load_rows", lambda *_, **__: rows)
     with pytest.raises(EvaluationError, match=f"{name}: the content of hub:"):
@@ -171,18 +143,12 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
     [
         ({"question": 2}, "question: unknown key, did you mean questions"),
         ({"questions": 3}, "3 questions.*2"),
-        ({"questions": 0}, "questions=0"),
-        ({"samples": "many"}, "samples=many"),
         ({"samples": 100_000_000}, "samples=100000000"),
         ({"file": None}, "hub and file"),
-        ({"hub": "a/b"}, "hub and file"),
         ({"file": "none.csv"}, "none.csv"),
         ({"options": ["x"]}, "options"),
         ({"text": "wording"}, "no column wording for the text"),
-        ({"answer": "answer_value"}, "no column answer_value for the answer"),
         ({"answer": "meta.answer"}, r"no column meta\.answer"),
-        ({"level": "lvl"}, "no column lvl for the level"),
-        ({"answer": "answer", "options": ["question", "x"]}, "no column x for the options"),
         ({"answer": "answer", "choices": "x"}, "no column x for the choices"),
         ({"rows": "wording,answer\nx,1\ny,2"}, "no column"),
         ({"rows": "problem,answer\nx,1\ny, "}, "row 1"),
@@ -232,17 +198,12 @@ VERL = {
 }
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
-def test_rows_are_read_as_those_of_training(tmp_path: Path, kind: str) -> None:
+def test_rows_are_read_as_those_of_training(tmp_path: Path) -> None:
     def read(row: dict[str, object], **columns: object) -> tuple[Question, ...]:
-        rows = datasets.Dataset.from_list([row])
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        if kind == "arrow":
-            rows.save_to_disk(folder / "data.arrow")
-        else:
-            folder.mkdir()
-            getattr(rows, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(folder / f"data.{kind}")
-        return load_own(own(folder, file=f"data.{kind}", questions=1, **columns)).questions
+        folder.mkdir()
+        (folder / "data.jsonl").write_text(json.dumps(row))
+        return load_own(own(folder, file="data.jsonl", questions=1, **columns)).questions
 
     for row in (VERL, {**VERL, "question": "2?", "answer": "3"}):
         assert read(row) == (from_row(row),)  # with all its columns, for a verifier
@@ -292,48 +253,18 @@ def test_repeated_rows_are_samples_of_one_question(
 # ------------------------------------------------------------------------- multiple choice
 
 
-def test_seed_and_question_determine_the_order_of_options() -> None:
+def test_a_question_determines_the_order_of_its_options() -> None:
     right, wrong = "right", ["one", "two", "one"]  # two wrong options may be equal
-    made = {seed: multiple_choice("Which?", right, wrong, seed) for seed in range(20)}
-    assert made[0] == multiple_choice("Which?", right, wrong[::-1], 0)
-    other = [multiple_choice(f"{i}?", right, wrong, 0) for i in range(20)]
-    for drawn in (made.values(), other):  # by the seed, and by the question
-        assert {answers[0] for _, answers, _ in drawn} == set("ABCD")
-    for text, (letter,), options in made.values():
+    assert multiple_choice("1?", right, wrong) == multiple_choice("1?", right, wrong[::-1])
+    made = [multiple_choice(f"{i}?", right, wrong) for i in range(20)]
+    assert {answers[0] for _, answers, _ in made} == set("ABCD")
+    for text, (letter,), options in made:
         assert f"({letter}) right\n" in text + "\n" and text.count(") one\n") == 2
         assert options["ABCD".index(letter)] == right
         assert sorted(options) == sorted([right, *wrong])
     for bad in (["one", "two", "three"], []):
         with pytest.raises(QuestionError):
-            multiple_choice("Which?", "one", bad, 0)
-
-
-def choices(folder: Path, count: int) -> Path:
-    rows = [
-        f"Question {i}?,right {i} \\%,wrong {i} 1,wrong {i} 2,wrong {i} 2" for i in range(count)
-    ]
-    columns = {"text": "q", "answer": "right", "options": ["w1", "w2", "w3"]}
-    return own(folder, "\n".join(["q,right,w1,w2,w3", *rows]), questions=count, **columns)
-
-
-def test_multiple_choice_is_graded_by_letter_and_text(tmp_path: Path) -> None:
-    made = load_own(choices(tmp_path, 3))
-    write_parquet(made.questions, tmp_path / "copy.parquet")
-    copy = load(request("copy", tmp_path / "copy.parquet"), greedy=True)
-    assert [q.options for q in copy.questions] == [q.options for q in made.questions]
-    question = copy.questions[0]
-    (letter,), said = question.answers, r"right 0 \%"
-    wrong = next(o for o in "ABCD" if o != letter)
-    answers = {letter: 1, f"({letter}) {said}": 1, wrong: 0, f"({wrong}) {said}": 0}
-    for answer, right in answers.items():
-        response = rf"\boxed{{{answer}}}"
-        asked = {"question": question.text, "options": question.options}
-        assert grade(response, question.answers, **asked).correct == right
-        line = {**asked, "uid": "u", "prompt_sha256": "p", "gold": [letter], "asked": True}
-        sample = {("u", "p", 0): {"response": response}}
-        settings = {"samples": 1, "extraction": "default"}
-        (found,) = grade_samples([line], sample, load_bank()["qwen-math"], settings)
-        assert found["correct"] == right
+            multiple_choice("Which?", "one", bad)
 
 
 ARC = {"text": ["ice", "rain", "hail"], "label": ["1", "2", "3"]}
@@ -343,8 +274,7 @@ MMLU = ["ice", "rain", "hail"]
 @pytest.mark.parametrize(
     ("options", "key", "letter"),
     [
-        *((ARC, "3", "C"), (ARC, "B", None), (ARC, "4", None)),
-        *((MMLU, 2, "C"), (MMLU, 0, "A"), (MMLU, 3, None)),
+        *((ARC, "3", "C"), (ARC, "B", None), (MMLU, 2, "C"), (MMLU, 3, None)),
     ],
 )
 def test_options_in_one_column_keep_their_order(
@@ -361,9 +291,3 @@ def test_options_in_one_column_keep_their_order(
     (question,) = load_own(path).questions
     assert (question.answers, question.options) == ((letter,), ("ice", "rain", "hail"))
     assert "(A) ice\n(B) rain\n(C) hail\n" in question.text
-
-
-def test_a_file_without_the_usual_columns_names_the_yaml_file(tmp_path: Path) -> None:
-    (tmp_path / "odd.csv").write_text("q,answer\n1 + 1?,2\n")
-    with pytest.raises(EvaluationError, match=r"benchmark odd: .* has no column .* `text: COLUMN`"):
-        load(parse_request(f"odd={tmp_path / 'odd.csv'}"), greedy=True)

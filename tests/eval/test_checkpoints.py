@@ -1,12 +1,11 @@
 """Which exports are finished, and that they are the exported files."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from eval import EvaluationError, checkpoints
-from eval.checkpoints import file_digest, find, from_model, verify
+from eval import EvaluationError
+from eval.checkpoints import find, from_model, verify
 from prompt_aug.base.files import digests, read_json, write_json
 
 FILES = {
@@ -34,9 +33,8 @@ def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
     for step in (10, 2, 30):
         export(tmp_path, step, done=step != 30)
     (tmp_path / "hf" / ".step_40.tmp").mkdir()
-    found, notes = find(tmp_path)
+    found = find(tmp_path)
     assert [checkpoint.step for checkpoint in found] == [2, 10]
-    assert len(notes) == 1 and "step_30" in notes[0]
     with pytest.raises(EvaluationError, match=r"\[11\].*\[2, 10\]"):
         find(tmp_path, [10, 11])
     with pytest.raises(EvaluationError, match=r"recipe\.export"):
@@ -49,7 +47,7 @@ def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
     for step, path in enumerate((str(model), "../../../other/hf/step_7", "some/model")):
         record = {"step": step, "model_path": path, "files": files}
         write_json(tmp_path / "run" / "hf" / f"step_{step}" / "manifest.json", record)
-    found, _ = find(tmp_path / "run")
+    found = find(tmp_path / "run")
     assert [Path(checkpoint.model) for checkpoint in found[:2]] == [model, model]
     assert found[2].identity == {"model": "some/model"}  # a hub id has no files to verify
     for checkpoint in found:
@@ -64,7 +62,7 @@ def test_other_weights_have_another_identity(tmp_path: Path) -> None:
     other = from_model(str(export(tmp_path / "c", 1, weights=b"v")))
     one, same = (from_model(str(folder)) for folder in folders.values())
     assert one.files == same.files and one.identity == same.identity != other.identity
-    assert find(tmp_path / "a")[0][0].identity == find(tmp_path / "b")[0][0].identity
+    assert find(tmp_path / "a")[0].identity == find(tmp_path / "b")[0].identity
 
 
 def test_a_model_without_weights_is_rejected(tmp_path: Path) -> None:
@@ -74,10 +72,10 @@ def test_a_model_without_weights_is_rejected(tmp_path: Path) -> None:
         from_model(str(folder))
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["model.safetensors", "chat_template.jinja"])
 def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) -> None:
     folder = export(tmp_path, 10)
-    (checkpoint,), _ = find(tmp_path)
+    (checkpoint,) = find(tmp_path)
     verify(checkpoint)
     (folder / name).unlink()
     with pytest.raises(EvaluationError, match=f"{name} is missing"):
@@ -93,23 +91,6 @@ def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) 
         verify(checkpoint)
 
 
-def test_a_large_file_is_hashed_again_only_after_a_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "CACHED_BYTES", 4)
-    path, cache, read = tmp_path / "weights", tmp_path / "cache.json", []
-    monkeypatch.setattr(checkpoints, "sha256", lambda p: read.append(p) or p.read_text())
-    path.write_text("first")
-    for _ in range(2):
-        assert file_digest(path, cache) == "first"
-    assert len(read) == 1
-    path.write_text("other")  # the same size
-    os.utime(path, ns=(1, 1))
-    assert file_digest(path, cache) == "other"
-    cache.write_text("torn {")
-    assert file_digest(path, cache) == "other" and len(read) == 3
-
-
 @pytest.mark.parametrize(
     "manifest", [{"step": 20, "files": {"config.json": ""}}, {"step": 10}, [], {"files": {}}]
 )
@@ -119,15 +100,3 @@ def test_a_manifest_of_another_step_or_without_files_is_an_error(
     write_json(export(tmp_path, 10) / "manifest.json", manifest)
     with pytest.raises(EvaluationError, match="step_10"):
         find(tmp_path)
-
-
-def test_the_name_of_a_model_is_the_name_of_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    names = {"some/model-1.5B": "some--model-1.5B", "a b": "a--b", "/../": "model"}
-    names |= {"../x/..": "x"}  # no such folder
-    names |= {"models/mine": "mine", "models/mine/..": "models"}
-    for model, name in names.items():
-        assert checkpoints.Checkpoint(step=None, model=model, identity={}).name == name

@@ -1,6 +1,5 @@
 """Checks and environment of the machine before an engine starts."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,22 +12,14 @@ from made_tokenizers import qwen_base
 
 from eval import EvaluationError
 from eval.engine import (
-    ENVIRONMENT,
     Engine,
     Request,
     check_hardware,
     check_heads,
     precision,
-    prepare_environment,
 )
 from eval.settings import Settings
 from prompt_aug.base.files import write_json
-from recipe.run.environment import COMMON
-
-
-def test_workers_are_spawned_and_use_vllms_own_sampler() -> None:
-    assert ENVIRONMENT["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"  # forked ones fail with CUDA
-    assert COMMON["VLLM_USE_FLASHINFER_SAMPLER"] == "0"  # the other one needs nvcc
 
 
 def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,20 +92,3 @@ def test_the_sweep_is_imported_without_torch_and_vllm() -> None:
     program = f"import sys, eval.sweep\nprint(sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("size", "before", "after"),
-    [(1000, None, "1"), (1000, "4", "4"), (2**27, None, None), (0, None, None)],
-)
-def test_small_models_get_one_thread_unless_the_user_sets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, before: str, after: str
-) -> None:
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the function sets it for good
-    monkeypatch.setenv("OMP_NUM_THREADS", before or "")
-    if before is None:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(size)
-    prepare_environment(str(tmp_path))
-    assert os.environ.get("OMP_NUM_THREADS") == after

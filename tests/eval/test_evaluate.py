@@ -39,27 +39,27 @@ def asked(engine: FakeEngine) -> list[tuple[int, int]]:
 
 def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     def answer(request: Request) -> str:
-        # Questions 0 and 1 are right twice, 2 once, 3 never, with no answer at all.
+        # Question 0 is right twice, 1 once, 2 and 3 never, with no answer at all.
         hesitant = "I shall Recheck and rethink it."  # one of eight: the first of question 3
         rest = hesitant if (request.question, request.key[2]) == (3, 0) else "no idea"
-        return right(request) if request.question + request.key[2] <= 2 else rest
+        return right(request) if request.question + request.key[2] <= 1 else rest
 
     scores = run(FakeEngine(answer), make_benchmark(questions=4, samples=2))
     entry = scores["benchmarks"]["toy"]
-    assert entry["question_means"] == [1.0, 1.0, 0.5, 0.0]
-    assert entry["accuracy"] == 5 / 8
-    # Cluster sums (3/4, 3/4, -1/4, -5/4): squares sum to 11/4; times 4/3, over 64.
+    assert entry["question_means"] == [1.0, 0.5, 0.0, 0.0]
+    assert entry["accuracy"] == 3 / 8
+    # Cluster sums (5/4, 1/4, -3/4, -3/4): squares sum to 11/4; times 4/3, over 64.
     assert entry["standard_error"] == pytest.approx((11 / 4 * 4 / 3 / 64) ** 0.5)
-    assert entry["pass_at_k"] == {"1": 5 / 8, "2": 3 / 4}
-    assert entry["pass_all_k"] == {"1": 5 / 8, "2": 1 / 2}
+    assert entry["pass_at_k"] == {"1": 3 / 8, "2": 1 / 2}
+    assert entry["pass_all_k"] == {"1": 3 / 8, "2": 1 / 4}
     assert entry["no_signal_k"] == {"2": 3 / 4}
-    assert entry["majority_at_k"] == {"1": 5 / 8, "2": 3 / 4}  # no answer is no vote
+    assert entry["majority_at_k"] == {"1": 3 / 8, "2": 1 / 2}  # no answer is no vote
     low, high = entry["interval"]
-    assert 0 <= low < 5 / 8 < high <= 1
-    assert entry["status_rates"] == {"correct": 5 / 8, "no_answer": 3 / 8}
+    assert 0 <= low < 3 / 8 < high <= 1
+    assert entry["status_rates"] == {"correct": 3 / 8, "no_answer": 5 / 8}
     assert (entry["questions"], entry["samples"], entry["truncation_rate"]) == (4, 8, 0.0)
     assert entry["reflection_rate"] == 1 / 8
-    assert scores["average"]["per_question"]["accuracy"] == 5 / 8
+    assert scores["average"]["per_question"]["accuracy"] == 3 / 8
     folder = run.only("*/step_20")
     assert scores == json.loads((folder / "scores.json").read_text())
     questions = read_lines(folder / "toy" / "questions.jsonl")

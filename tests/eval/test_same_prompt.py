@@ -11,7 +11,7 @@ from composed import composed
 from omegaconf import OmegaConf
 
 from eval.benchmarks import LoadedBenchmark, known_benchmarks
-from eval.samples import PendingSamples
+from eval.evaluate import Evaluation
 from eval.settings import Settings, from_run
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, to_row
@@ -72,7 +72,8 @@ def trained(config: Any, question: Question, split: str) -> list[int]:
 
 
 def evaluated(settings: Settings, benchmark: LoadedBenchmark) -> list[int]:
-    return list(PendingSamples(benchmark, settings.prompts(), Tokenizer()).prompts[0].ids)
+    evaluation = Evaluation(Path("unused"), settings, [benchmark])
+    return list(evaluation.render(benchmark, Tokenizer())[0].ids)
 
 
 def compare(config: Any, folder: RunFolder, benchmark: LoadedBenchmark) -> None:

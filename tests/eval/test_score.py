@@ -100,16 +100,15 @@ def test_a_lost_sample_is_an_error_and_not_a_wrong_answer(scored: EvaluationFold
     assert regrade(scored)["benchmarks"]["toy"]["samples"] == 4
 
 
-def test_verdicts_of_two_graders_are_never_combined(scored: EvaluationFolder) -> None:
+def test_verdicts_of_two_graders_are_never_combined(
+    scored: EvaluationFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = scored.benchmark("other")
     entry = read_json(scored.benchmark("toy").scores)
-    write_json(files.scores, {**entry, "grader": "an older one"})
-    before = scored.scores.read_bytes()
-    with pytest.raises(EvaluationError, match=r"eval\.score"):
-        combine(scored, 20, "m", MODEL)
-    assert scored.scores.read_bytes() == before
-    write_json(files.scores, {**entry, "grader": "an older one", "model": {"files": "y"}})
-    assert list(combine(scored, 20, "m", MODEL)["benchmarks"]) == ["toy"]
+    for changes, noted in (({}, 1), ({"model": {"files": "y"}}, 0)):
+        write_json(files.scores, {**entry, "grader": "an older one", **changes})
+        assert list(combine(scored, 20, "m", MODEL)["benchmarks"]) == ["toy"]
+        assert capsys.readouterr().out.count("graded it: other. Run") == noted
 
 
 def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:

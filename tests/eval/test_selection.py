@@ -54,19 +54,6 @@ def test_a_validation_split_picks_and_is_no_benchmark(run: Path) -> None:
         collect(run)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [("step", 7, "scores"), ("kind", "best", "kind"), ("scores", 1, "scores")],
-)
-def test_an_edited_selection_is_one_message(run: Path, key: str, value: object, named: str) -> None:
-    pick_checkpoint(run, "held")
-    (path,) = run.rglob("selection.json")
-    with changing(path) as record:
-        record[key] = value
-    with pytest.raises(EvaluationError, match=rf"selection\.json: {named}"):
-        collect(run)
-
-
 def test_scores_of_other_weights_than_the_exported_ones_are_left_out(run: Path) -> None:
     """A step that was rolled back and exported again; the export of step 30 is deleted."""
     for step, files in ((10, {"config.json": "new"}), (20, {"config.json": "a"})):
@@ -79,10 +66,9 @@ def test_scores_of_other_weights_than_the_exported_ones_are_left_out(run: Path) 
     assert pick_checkpoint(run, "held").step == 20
 
 
-@pytest.mark.parametrize("change", [{"extraction": "strict"}, {"questions": 2}])
-def test_scores_under_different_settings_pick_nothing(run: Path, change: dict[str, object]) -> None:
+def test_scores_under_different_settings_pick_nothing(run: Path) -> None:
     with changing(run / "eval" / "s" / "step_20" / "scores.json") as record:
-        record["benchmarks"]["held"]["settings"] |= change
+        record["benchmarks"]["held"]["settings"]["extraction"] = "strict"
     with pytest.raises(EvaluationError, match=r"differently at the steps \[20\] than at step 30"):
         pick_checkpoint(run, "held")
     notes = collect(run).notes
@@ -114,7 +100,6 @@ def test_a_test_set_needs_an_option_and_is_marked(
     data = collect(run)
     assert data.result.step == 30 and "math500" in data.result.benchmarks
     assert chosen(data).startswith("PICKED ON A TEST SET: step 30")
-    assert ("picked on", "TEST SET math500") in headline(data, summary(data))
     assert summary(data)["selection"]["kind"] == "test"
 
 

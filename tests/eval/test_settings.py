@@ -24,7 +24,7 @@ def test_settings_come_from_the_run(tmp_path: Path) -> None:
         tmp_path,
         "recipe: {augment: {bank: my.yaml}}\n"
         "eval: {template: open-r1, temperature: 0.6, max_tokens: 64, max_model_len: null,\n"
-        "  cyclic_options: false, benchmarks: [{name: toy, path: t.parquet, samples: 4}]}\n",
+        "  benchmarks: [{name: toy, path: t.parquet, samples: 4}]}\n",
     )
     request = BenchmarkRequest(name="toy", path="t.parquet", samples=4)
     given = {"template": "open-r1", "bank": "my.yaml", "temperature": 0.6, "max_tokens": 64}
@@ -45,17 +45,8 @@ def test_templates_and_style_are_those_of_the_training(tmp_path: Path) -> None:
     [
         ("temprature: 0.6", "temprature"),
         ("temperature: -1", "temperature=-1"),
-        ("temperature: .nan", "temperature=nan"),
-        ("temperature: .inf", "temperature=inf"),
-        ("samples: 0", "samples=0"),
-        ("style: plain", "style=plain"),
-        ("tensor_parallel: 0", "tensor_parallel=0"),
-        ("top_p: 0", "top_p=0"),
-        ("max_tokens: many", "max_tokens=many"),
         ("dtype: float8", "dtype=float8"),
-        ("cyclic_options: true", "cyclic_options"),  # false is accepted: older runs have it
         ("benchmarks: [toy]", r"benchmarks\[0\]=toy"),
-        ("benchmarks: [{name: toy, path: ''}]", r"benchmarks\[0\]\.path"),
         ("benchmarks: [{name: toy, samples: many}]", r"benchmarks\[0\]\.samples=many"),
     ],
 )
@@ -117,19 +108,8 @@ def test_stops_and_the_system_prompt_become_part_of_every_template() -> None:
     assert base.bank == plain.bank
 
 
-def test_presets_are_the_papers_protocols() -> None:
+def test_a_preset_leaves_no_setting_of_the_protocol_to_the_run() -> None:
     sampling = {"extraction", "temperature", "top_p", "max_tokens", "max_model_len", "samples"}
-    protocols = {}
     for name, preset in presets().items():
-        assert preset.keys() >= {"bank", "template", *FORM, *sampling}  # nothing of the run's
-        settings = Settings(**preset)
-        assert settings.greedy == (name in ("paper_prompt_aug", "paper_one_shot"))
-        keys = ("style", "extraction", "max_tokens", "samples")
-        protocols[name] = tuple(getattr(settings, key) for key in keys)
-    assert protocols == {
-        "paper_prompt_aug": ("chat", "strict", 3000, 5),
-        "paper_ta_grpo": ("bare", "strict", 3072, 128),
-        "paper_cw_grpo": ("chat", "last_number", 32768, 1),
-        "paper_one_shot": ("chat", "last_number", 3072, 1),
-        "paper_one_shot_x8": ("chat", "last_number", 3072, 8),
-    }
+        assert preset.keys() >= {"bank", "template", *FORM, *sampling}, name
+        assert Settings(**preset).greedy == (name in ("paper_prompt_aug", "paper_one_shot"))

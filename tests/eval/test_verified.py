@@ -9,7 +9,6 @@ from fake_engine import FakeEngine, Runner
 from eval.benchmarks import LoadedBenchmark
 from eval.score import regrade
 from prompt_aug.base.files import read_json, read_lines, write_json
-from prompt_aug.grading.pool import GraderError
 
 pytestmark = pytest.mark.config  # starts worker processes
 
@@ -45,13 +44,3 @@ def test_scores_records_and_grades_again(
     made = regrade(item.evaluation)["benchmarks"]["toy"]
     assert made == entry == read_json(item.folder.scores)
     assert item.is_done()
-
-
-def test_a_missing_function_is_named_before_an_engine_starts(
-    run: Runner, make_benchmark: Callable[..., LoadedBenchmark]
-) -> None:
-    engine, missing = FakeEngine(lambda _: "1"), "own_verifiers.nothing"
-    with pytest.raises(GraderError, match=r"own_verifiers\.nothing: .* no attribute"):
-        run(engine, make_benchmark(), verifiers={"toy": missing})
-    assert engine.starts == 0
-    run(engine, make_benchmark(), verifiers={"another": missing})  # no question of it

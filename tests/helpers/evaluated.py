@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.samples import SampleFiles
-from eval.score import combine, join, score
+from eval.score import combine, join, order_of, score
 from prompt_aug.base.files import read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts
@@ -23,7 +23,6 @@ def write_checkpoint(
     response: str = "a response",
     gold: str = "1",
     settings: Mapping[str, Any] = SETTINGS,
-    grader: str = VERSION,
 ) -> EvaluationFolder:
     """A row of 0/1 verdicts per question of each benchmark; a wrong one is "no_answer", cut off."""
     folder = EvaluationFolder(settings_folder / f"step_{step}")
@@ -45,10 +44,11 @@ def write_checkpoint(
                 grades.append({**place, **grade})
         write_lines(files.questions, questions)
         SampleFiles(files, MODEL).append(samples, {"vllm": "none"})
-        write_lines(files.grades, [{"grader": grader, "model": MODEL}, *grades])
+        write_lines(files.grades, [{"grader": VERSION, "model": MODEL}, *grades])
         count, size = len(rows[0]), len(rows)
         identity = {"sha256": name, "questions": size, "of": size, "samples": count}
-        entry = {"settings": identity, "path": "p", "grader": grader, "model": MODEL}
+        entry = {"settings": identity, "path": "p", "grader": VERSION, "model": MODEL}
+        entry["order"] = order_of(questions)
         table = join(questions, SampleFiles(files, MODEL).load(), grades, count)
         write_json(files.scores, {**entry, **score(table)})
     combine(folder, step, "m", MODEL)

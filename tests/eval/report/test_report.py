@@ -23,7 +23,7 @@ from eval.report import answers, charts, figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import RunData, asked_differently, collect, summary
-from eval.samples import TOO_LONG
+from eval.score import TOO_LONG
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import dump_lines
 from prompt_aug.grading import STATUSES, VERSION

@@ -85,14 +85,9 @@ PART_A, PART_B = "lora_A.default.weight", "lora_B.default.weight"
     [
         # The scale that is stated beside the shards.
         ({"r": RANK, "lora_alpha": 24}, "r=3 and lora_alpha=24, but config.yaml has 3 and 12"),
-        ({}, "r=None and lora_alpha=None"),
         (None, "r=None and lora_alpha=None"),  # nothing is stated
         # The tensors of each shard.
         (lambda s: s.pop(f"{LAYER}.{PART_B}"), "not one A and one B per linear layer"),
-        (
-            lambda s: s.update({f"{LAYER}.lora_magnitude_vector": torch.ones(3)}),
-            "not one A and one B per linear layer",
-        ),
         (
             lambda s: s.update({f"{LAYER}2.{p}": s[f"{LAYER}.{p}"] for p in (PART_A, PART_B)}),
             "layers that the model has not: model.layers.1.mlp.up_proj2.weight",

@@ -5,10 +5,6 @@ The check itself is in test_verify.py; test_shards.py has shards that FSDP2 wrot
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -93,18 +89,3 @@ def test_a_corrupt_shard_and_a_swapped_one(run: Path, capsys: pytest.CaptureFixt
     shutil.copy(two / "model_world_size_2_rank_0.pt", two / "model_world_size_2_rank_1.pt")
     assert main([str(run), "--steps", "2"]) == 1
     assert not (run / "hf" / "step_2").exists()
-
-
-def test_killed_in_the_real_conversion_and_run_again(run: Path) -> None:
-    half = run / "hf" / ".step_1.tmp" / "model.safetensors"
-    command = [sys.executable, "-m", "recipe.export", str(run)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    while not half.exists() and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not (run / "hf" / "step_1" / "manifest.json").exists()
-    assert main([str(run)]) == 0
-    for step in (1, 2):
-        check_weights(run, step, "float32")
-    assert list((run / "hf").glob(".step*")) == []
