@@ -64,12 +64,12 @@ def vespo(
     total_BT = log_ratio_BT
     if rollout_is_weights is not None:
         total_BT = total_BT + rollout_is_weights.clamp(min=1e-8).log()
-    log_W_B1 = (total_BT * response_mask).sum(-1, keepdim=True).clamp(-LARGEST, LARGEST)
+    log_w_B = (total_BT * response_mask).sum(-1, keepdim=True).clamp(-LARGEST, LARGEST)
     settings = config.policy_loss
     rising, falling = (
         torch.where(advantages < 0, settings.negative[i], settings.positive[i]) for i in (0, 1)
     )
-    kernel_BT = (rising * log_W_B1 + falling * (1 - log_W_B1.exp())).exp()
+    kernel_BT = (rising * log_w_B + falling * (1 - log_w_B.exp())).exp()
     loss = agg_loss(
         -kernel_BT * advantages * log_prob, response_mask, loss_agg_mode, **config.global_batch_info
     )

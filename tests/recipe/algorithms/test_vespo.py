@@ -67,8 +67,8 @@ def test_exponents_without_a_bound_are_rejected(exponents: tuple[float, float]) 
 
 def test_luspo_is_gspo_times_the_length() -> None:
     wide = {"low": 1.0}  # nothing is clipped
-    lengths_B1 = MASK_BT.sum(-1, keepdim=True)
+    lengths_B = MASK_BT.sum(-1, keepdim=True)
     luspo = gradient("gspo", mode="seq-mean-token-sum", **wide)
     gspo = gradient("gspo", mode="seq-mean-token-mean", **wide)
-    torch.testing.assert_close(luspo, lengths_B1 * gspo)
+    torch.testing.assert_close(luspo, lengths_B * gspo)
     assert (gspo != 0).sum() == 5
