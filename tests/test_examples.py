@@ -132,6 +132,8 @@ TOY = {
     "gmpo": {MODE, f"{LOSS}._target_", LOW, HIGH},
     "cispo": {MODE, MEAN, LOW},
     "sapo": {MODE},
+    "luspo": {MODE, LOW, HIGH, MEAN},
+    "vespo": {MODE, f"{LOSS}._target_", MEAN},
     "one_shot": {ENTROPY, "recipe.one_question"},
     "entropy_only": {ADVANTAGE, ENTROPY},
     "hapo": {"recipe.history.enable"},
@@ -147,7 +149,7 @@ TOY = {
 BASELINE = "toy_methods method=grpo"
 ON_TOY = {(" ".join(toy_command(name)), BASELINE): keys for name, keys in TOY.items()}
 LIKE_GRPO = (
-    *("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo"),
+    *("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "luspo", "vespo"),
     *("hapo", "curriculum"),
 )
 DAPO_LOSS = (

@@ -20,7 +20,7 @@ FORBIDDEN = {
 }
 ALLOWED = {"eval": "recipe.run"}  # of what is forbidden: the run folder, which both know
 EVERYWHERE = {"examples", "scripts", "tests"}
-FILE_LINES = 400
+FILE_LINES = 520
 FUNCTION_LINES = 70
 
 
@@ -215,7 +215,7 @@ def test_the_check_of_a_file_sees_what_it_must() -> None:
     long = "def f():\n" + "    x = 1\n" * FUNCTION_LINES + "import verl\n"
     assert what_is_wrong("eval", long) == ["f: 71 lines", "line 72: verl"]
     assert what_is_wrong("eval", "\n" * FILE_LINES) == []
-    assert what_is_wrong("eval", "\n" * (FILE_LINES + 1)) == ["401 lines: split it"]
+    assert what_is_wrong("eval", "\n" * (FILE_LINES + 1)) == ["521 lines: split it"]
 
 
 def test_modules_have_names_of_our_own() -> None:

@@ -7,7 +7,7 @@ Families, in the order in which a step uses them:
     advantages  grpo, dr_grpo, rloo, maxrl, seed_grpo, ta_grpo, gdpo, grpo_lead, unlikeliness, none,
                 verl_estimators (PPO and verl's others)
     weights     of tokens: cw_grpo, clip_cov, high_entropy, balanced
-    losses      gmpo; GSPO, CISPO, SAPO, Clip-Cov, KL-Cov and DPPO are verl's
+    losses      gmpo, vespo; GSPO (LUSPO), CISPO, SAPO, Clip-Cov, KL-Cov and DPPO are verl's
     shared      registry, compute, rollouts (the input), groups, tokens, covariance
 
 `ADVANTAGES`: name -> function (rewards_B, group_B) -> advantages_B. Each returns exactly 0 for
@@ -32,7 +32,7 @@ __all__ = ["ADVANTAGES", "TOKEN_WEIGHTS"]
 
 # Losses of the actor. Importing verl takes seconds and fixes the platform, so only the actor's
 # processes import them, through `actor.policy_loss._target_`.
-IMPORT_VERL = ("gmpo",)
+IMPORT_VERL = ("gmpo", "vespo")
 
 for _module in pkgutil.iter_modules(__path__):
     if _module.name not in IMPORT_VERL:

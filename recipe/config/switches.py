@@ -10,7 +10,7 @@ REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
 # Losses that read clip_ratio; the first three also read clip_ratio_c.
 CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
-LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro")  # whose keys are known
+LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
 ALARMS = get_args(Alarm)
 
 

@@ -22,7 +22,6 @@ from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
-STEPS = "total_training_steps"
 KEYS = CONFIG.parent / "preflight" / "keys.yaml"
 
 
@@ -58,7 +57,8 @@ def check_types(config: DictConfig) -> None:
     found = problems(adapter(Recipe), values["recipe"], "recipe")
     found |= wrong_values(dict(flat(values)))
     # Mandatory here; verl's own default is null.
-    found |= problems(adapter(TYPES[STEPS]), values["trainer"][STEPS], f"trainer.{STEPS}")
+    steps = "total_training_steps"
+    found |= problems(adapter(TYPES[steps]), values["trainer"][steps], f"trainer.{steps}")
     found |= problems(adapter(EvaluationSection), values["eval"], "eval")
     # Keys that interpolate one value (data.seed is recipe.seed) are reported once, by the first.
     told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}

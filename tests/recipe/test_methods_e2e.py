@@ -87,7 +87,8 @@ def test_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> None:
     assert finite(metrics)
     assert MARKS.get(method, unmarked)(metrics[-1])
     ran = {key for key in metrics[-1] if key.startswith("actor/ran_")}
-    assert ran == {f"actor/ran_{method if method in (*LOSSES_RUN, *VERLS_LOSSES) else 'vanilla'}"}
+    named = method if method in (*LOSSES_RUN, *VERLS_LOSSES) else "vanilla"
+    assert ran == {f"actor/ran_{'gspo' if method == 'luspo' else named}"}
     if "weights/min" not in metrics[-1]:
         arrays = runs.arrays("shared", step=metrics[-1]["step"])
         named = {"entropy_only": "none", "prompt_aug_gdpo": "gdpo", "ppo": "verl:gae"}

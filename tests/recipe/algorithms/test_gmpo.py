@@ -8,6 +8,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 import recipe.algorithms.gmpo  # noqa: F401  (registers the loss)
+from recipe.algorithms.vespo import VESPOLossConfig
 from recipe.preflight.algorithm import HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
@@ -60,11 +61,11 @@ def test_verls_own_is_too_large_by_the_number_of_micro_batches() -> None:
 
 def gradient(name: str, weights_BT: torch.Tensor) -> torch.Tensor:
     """Of verl's loss `name` of advantages times weights, in the log-probability of every token."""
-    from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+    from verl.workers.config.actor import ActorConfig
 
     settings = ActorConfig(
         **{"strategy": "fsdp", "rollout_n": 2, "ppo_micro_batch_size_per_gpu": ROWS},
-        policy_loss=PolicyLossConfig(loss_mode=name, dro_beta=0.1),
+        policy_loss=VESPOLossConfig(loss_mode=name, dro_beta=0.1),
     )
     given = inputs()
     given["log_prob"].requires_grad_()

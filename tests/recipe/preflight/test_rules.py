@@ -81,6 +81,7 @@ REFUSED = [
     ("{LOSS}=kl_cov {A}.ppo_mini_batch_size=16", "{A}.ppo_mini_batch_size"),
     (f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=32", "method=gmpo"),
     (f"{{LOSS}}=gmpo {SEQUENCE}", "{LOSS}=gmpo {A}.policy_loss._target_"),
+    ("{LOSS}=vespo", "{LOSS}=vespo {A}.policy_loss._target_"),
     ("{LOSS}=sapo", "{LOSS}=sapo {A}.loss_agg_mode"),
     (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
     ("{A}.loss_agg_mode=seq-mean-token-sum-norm", "{A}.loss_scale_factor"),
