@@ -147,7 +147,8 @@ def problems_of(settings: Sequence[Setting], root: str) -> Iterator[str]:
             wrong = {} if foreign else wrong_values({x.key: x.value}, root)
             yield from (x.said(why.partition(": ")[2]) for why in wrong.values())
             if x.value != defaults.get(x.key) and (why := without_effect(x, values, config)):
-                yield x.said(f"{why}. Remove it.")
+                what, _, instead = why.partition(": set ")
+                yield x.said(f"{what}. {f'Set {instead}' if instead else 'Remove it'}.")
 
 
 def without_effect(x: Setting, values: Mapping[str, Any], config: Any) -> str | None:
