@@ -22,7 +22,7 @@ A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         (f"{A}.optim.lr=fast", f"{A}.optim.lr=fast: should be a number"),
         (f"{R}.top_p=$steps", f"{R}.top_p=3: should be less"),
         (f"{A}.use_dynamic_bsz=maybe", "should be true or false"),
-        ("custom_reward_function.path=x.py", "no effect: set reward.custom_reward_function"),
+        ("custom_reward_function.path=x.py", "no effect. Set reward.custom_reward_function"),
         ("data.truncation=left", "data.truncation=left: no effect"),
         (f"{A}.kl_loss_coef=0.1", f"no effect with {A}.use_kl_loss=false"),
         ("critic.model.path=m algorithm.adv_estimator=grpo", "no effect with critic.enable=null"),
