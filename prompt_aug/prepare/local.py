@@ -76,7 +76,10 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
     try:
         rows, names = list(reader), reader.fieldnames or ()
     except csv.Error as error:
-        raise SourceError(f"{path}, line {reader.line_num}: broken csv ({error}).") from None
+        raise SourceError(
+            f"{path}, line {reader.line_num}: broken csv ({error}). Separate the columns by "
+            "commas, and double the quotes inside a quoted text."
+        ) from None
     if repeated := [name for name in names if names.count(name) > 1]:
         raise SourceError(f"{path}: two columns are called {repeated[0]}. Rename one.")
     for number, row in enumerate(rows):

@@ -18,7 +18,7 @@ from eval.benchmarks import (
     multiple_choice,
     parse_request,
 )
-from eval.settings import benchmark_identity, differences
+from eval.settings import benchmark_identity, differences, from_run
 from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import (
     Question,
@@ -148,7 +148,9 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
         ({"file": "none.csv"}, "none.csv"),
         ({"options": ["x"]}, "options"),
         ({"text": "wording"}, "no column wording for the text"),
+        ({"answer": "answer_value"}, "no column answer_value for the answer"),
         ({"answer": "meta.answer"}, r"no column meta\.answer"),
+        ({"answer": "answer", "options": ["question", "x"]}, "no column x for the options"),
         ({"answer": "answer", "choices": "x"}, "no column x for the choices"),
         ({"rows": "wording,answer\nx,1\ny,2"}, "no column"),
         ({"rows": "problem,answer\nx,1\ny, "}, "row 1"),
@@ -198,12 +200,23 @@ VERL = {
 }
 
 
-def test_rows_are_read_as_those_of_training(tmp_path: Path) -> None:
+def test_a_name_that_is_no_folder_is_rejected_from_a_file_too(tmp_path: Path) -> None:
+    config = {"eval": {"benchmarks": [{"name": "../toy", "path": "a.parquet"}]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(EvaluationError, match=r"benchmarks\[0\]\.name"):
+        from_run(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "arrow"])
+def test_rows_are_read_as_those_of_training(tmp_path: Path, kind: str) -> None:
     def read(row: dict[str, object], **columns: object) -> tuple[Question, ...]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        (folder / "data.jsonl").write_text(json.dumps(row))
-        return load_own(own(folder, file="data.jsonl", questions=1, **columns)).questions
+        if kind == "arrow":
+            datasets.Dataset.from_list([row]).save_to_disk(folder / "data.arrow")
+        else:
+            (folder / "data.jsonl").write_text(json.dumps(row))
+        return load_own(own(folder, file=f"data.{kind}", questions=1, **columns)).questions
 
     for row in (VERL, {**VERL, "question": "2?", "answer": "3"}):
         assert read(row) == (from_row(row),)  # with all its columns, for a verifier

@@ -156,6 +156,7 @@ def scores_in(folder: Path) -> dict[str, Any]:
         (Reply({"choices": []}), "no_choices", 0.75),
         (Reply({"choices": [{"message": None, "finish_reason": "stop"}]}), "no_content", 0.75),
         (Reply(chat([""], finish="content_filter")), "content_filter", 0.75),
+        (Reply({"error": {"message": "x", "code": "content_filter"}}, 400), "content_filter", 0.75),
         (Reply({"error": {"message": "prompt is too long"}}, 400), "prompt_too_long", 0.75),
         (Reply(chat(["3"], finish=None)), "no_finish_reason", 1.0),
         (Reply(chat(["3"], finish="eos_token")), "", 1.0),
