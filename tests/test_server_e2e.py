@@ -79,7 +79,7 @@ def test_no_candidate_of_random_weights_is_accepted(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions, out = write_questions(tmp_path / "q.parquet", 6), tmp_path / "out.parquet"
-    more = "--most 3 --answer-tokens 48 --solve served --answers 2 --agree 2 --solve-tokens 16"
+    more = "--most 3 --answer-tokens 48 --solve served --answers 2 --agree 2"
     options = command(questions, out, url, *more.split())
     options[options.index("scripted")] = "served"
     assert rephrase(options) == 0
@@ -88,8 +88,6 @@ def test_no_candidate_of_random_weights_is_accepted(
     assert {c["verdict"] for c in candidates} <= {"reject", "doubtful"}  # what is drawn varies
     assert all(c["reasons"] and c["source"]["model"] == "served" for c in candidates)
     assert {len(q.rephrasings) for q in read_parquet(out)} == {0}
-    card = out.with_name("out.parquet.README.md").read_text()
-    assert "Of 18 candidates: " in card and " reject" in card
     before = out.read_bytes()
     assert rephrase([CLOSED if word == url else word for word in options]) == 0
     assert out.read_bytes() == before
@@ -116,5 +114,4 @@ def test_a_model_that_is_never_right_gives_no_signal(url: str, tmp_path: Path) -
     answers = read_lines(folder / "answers.jsonl")
     given = [a for a in answers if a["status"] == "answer" or a.get("empty")]  # empty: also drawn
     assert len(given) == 3 * (N + 1) * G + 3 * N * G
-    assert (folder / "diagnosis.png").stat().st_size > 5_000
     assert diagnose.main([CLOSED if word == url else word for word in options]) == 0

@@ -123,11 +123,12 @@ def cpu_heads(s: Setup) -> Iterator[str]:
 
 
 def cpu_precision(s: Setup) -> Iterator[str]:
-    """The processor multiplies the numbers of the engine and of the actor's passes."""
-    key = "actor_rollout_ref.rollout.dtype"
+    """The processor multiplies the numbers of a large model's engine and passes."""
+    key, shape = "actor_rollout_ref.rollout.dtype", known_shape(s.recipe.model_path)
     if s.trainer.device != "cpu" or not s.here or host.multiplies_bfloat16():
         return
-    if (dtype := str(s.get(key))) not in ("float32", "fp32"):
+    large = shape is not None and shape.parameters >= sizes.LARGE
+    if large and (dtype := str(s.get(key))) not in ("float32", "fp32"):
         yield (
             f"{key}={dtype}: this processor has no instructions for it and would be about 40 times "
             "slower than with float32. Leave it null."
