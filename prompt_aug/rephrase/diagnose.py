@@ -34,7 +34,6 @@ from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
 from prompt_aug.rephrase.generate.store import Sampling
 
 RESAMPLES = 2000
-SAMPLING = Sampling("", temperature=1.0, max_tokens=3072)
 
 
 class Sampled(NamedTuple):
@@ -76,7 +75,7 @@ def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[S
     """Return all responses, from the store or the endpoint, graded. Raises RephraseError."""
     url, n = options.base_url or os.environ.get("OPENAI_BASE_URL"), options.n
     endpoint = Endpoint(base_url=url, per_request=options.g)
-    sampling = SAMPLING._replace(model=options.model)
+    sampling = Sampling(options.model, temperature=1.0, max_tokens=options.answer_tokens)
     stage = Stage("responses", options.folder, endpoint, load_prompt("solve"), sampling)
     store = stage.store
     texts = [[(q.text, n + 1), *((text, 1) for text in q.rephrasings[:n])] for q in questions]
@@ -96,7 +95,7 @@ def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[S
 
 def diagnose(options: argparse.Namespace) -> None:
     """Sample and grade the responses, and write the report."""
-    at_least(1, options, "n", "g", "limit")
+    at_least(1, options, "n", "g", "limit", "answer_tokens")
     check_url(options, "base_url")
     if options.folder.is_file():
         raise RephraseError(f"FOLDER={options.folder}: a file. Name a folder.")
@@ -129,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--base-url", help="default: OPENAI_BASE_URL, else OpenAI's")
     add("--n", type=int, default=3, help="rephrasings of a question")
     add("--g", type=int, default=8, help="responses to each rephrasing")
+    add("--answer-tokens", type=int, default=3072, help="at most, of a response")
     add("--limit", type=int, help="only the first so many questions")
     options = parser.parse_args(arguments)
     return run(name, lambda: diagnose(options), interrupted="responses are kept in FOLDER")
