@@ -29,6 +29,7 @@ from recipe.preflight.stack import STACK
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
+VESPO_TARGET = "recipe.algorithms.vespo.VESPOLossConfig"
 OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
 NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
@@ -123,6 +124,7 @@ ALLOWED_ALGORITHM = [
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
     "{LOSS}=gspo {C}.bypass_mode=true",
+    f"{TA} recipe.weights.name=clip_cov {{LOSS}}=vespo {{A}}.policy_loss._target_={VESPO_TARGET}",
     *(f"{{LOSS}}=dppo_{x} {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}" for x in ("tv", "kl")),
     f"{RS}'token_k2,seq_max_k3'",
     TA,
@@ -134,6 +136,7 @@ ALLOWED_ALGORITHM = [
         f"{TA} recipe.weights.name={weights} {{LOSS}}={loss} {SEQUENCE}"
         for weights in ("gaussian_covariance", "clip_cov")
         for loss in HOMOGENEOUS
+        if loss != "vespo"
     ),
     "{LOSS}=clip_cov",
     "{LOSS}=kl_cov",
