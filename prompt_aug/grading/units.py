@@ -25,6 +25,8 @@ _UNIT_OF = {
 # Without \text a unit has two letters or more: "2 xy" and "3 RC" are products.
 _PLAIN_UNITS = {name for name in _UNIT_OF if len(name) > 1} | {"of", "per", "sq"}
 _SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa eV keV MeV kW MW kJ kN".split())
+_PRICES = frozenset("dollar cent euro sterling yen".split())
+_TIMES = frozenset("s min h day week month year".split())  # of rates: km/h is no km
 _MIN_UNKNOWN_WORD = 4
 _MAX_SYMBOL = 3  # letters; longer unknown words ("apples") are no units
 _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
@@ -90,12 +92,16 @@ def _unit_of(words: str) -> str:
 
 
 def units_contradict(one: str | None, other: str | None) -> bool:
-    """Return whether units differ, as cm and m, or cm^2 and cm^3.
+    """Return whether units differ, as cm and m, cm^2 and cm^3, or km and km/h.
 
     A missing unit or power contradicts nothing, nor does a price without its "per hour".
     """
-    pairs = zip((one or "").split(), (other or "").split(), strict=False)
-    return any(unit != another for unit, another in pairs)
+    units, others = (one or "").split(), (other or "").split()
+    if any(unit != another for unit, another in zip(units, others, strict=False)):
+        return True
+    if not units or not others or units[0] in _PRICES:
+        return False
+    return bool(_TIMES.intersection(max(units, others, key=len)[min(len(units), len(others)) :]))
 
 
 def _is_unit_phrase(words: str) -> bool:
