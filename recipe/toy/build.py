@@ -20,21 +20,22 @@ from prompt_aug.base.progress import Progress
 from prompt_aug.questions import write_parquet
 from prompt_aug.templates import Bank, load_bank, render
 from recipe.toy.demonstrations import demonstration
-from recipe.toy.problems import (
+from recipe.toy.world import (
     SPLITS,
     Problem,
+    World,
     all_problems,
+    load_world,
     phrase,
     problems,
     rephrasings,
     split_of,
     to_question,
 )
-from recipe.toy.world import World, load_world
 
 MANIFEST = "manifest.json"
 # Modules whose source is part of the digest.
-CONTENT = ("world", "problems", "work", "demonstrations", "tokenizer", "warmup")
+CONTENT = ("world", "demonstrations", "warmup")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +58,8 @@ class Settings:
 def digest(settings: Settings, bank: Bank) -> str:
     """Return 16 hex digits over the settings, the bank and the source of `CONTENT`."""
     source = "".join(Path(__file__).with_name(f"{name}.py").read_text() for name in CONTENT)
-    known = repr([bank[n] for n in bank.names])
-    content = json.dumps(settings.record(), sort_keys=True) + known + source
+    templates = repr([bank[n] for n in bank.names])
+    content = json.dumps(settings.record(), sort_keys=True) + templates + source
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -186,7 +187,7 @@ def _teach_model(settings: Settings, bank: Bank, tokenizer: Any, folder: Path) -
 
 def write_data(settings: Settings, bank: Bank, folder: Path) -> Any:
     """Write the questions of a world into `folder`, and the tokenizer of its start model if any."""
-    from recipe.toy.tokenizer import build_tokenizer
+    from recipe.toy.warmup import build_tokenizer
 
     folder.mkdir(parents=True)
     for split, count in settings.world.questions.model_dump().items():

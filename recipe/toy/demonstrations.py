@@ -1,12 +1,14 @@
-"""What the start model has read: worked answers in every template's format, mistakes included.
+"""Worked answers in every template's format, with mistakes: the start model is trained on them.
 
-The mistakes come at the rates of a world, each drawn by a hash of its own, so that the text is a
-function of the key and one mistake says nothing about another.
+``47 + 38`` -> work ``47+38: 7+8=15, 4+3+1=8``, answer ``85``. Every mistake has one place in the
+text, and the work after it is right for the written digits: mistakes are independent, and an answer
+is right only without any. They come at the rates of a world, each drawn by a hash of its own, so
+that the text is a function of the key.
 """
 
-from recipe.toy.problems import Problem, unit
-from recipe.toy.work import NONE, Mistakes, columns_of, worked
-from recipe.toy.world import World
+from dataclasses import dataclass
+
+from recipe.toy.world import Problem, World, columns_of, digits_of, unit
 
 PLAIN = "{work}. {box}"
 _PHRASE = "{work}. The final answer is: {box}"
@@ -26,6 +28,44 @@ FORMS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistakes:
+    """Errors introduced in one demonstration. Columns are counted from 0, the ones."""
+
+    forget: frozenset[int] = frozenset()  # columns that leave out the carry or borrow due to them
+    fact: frozenset[int] = frozenset()  # columns whose result is one off
+    place: bool = False  # the last two digits of the answer change places
+    copy: bool = False  # the answer is one too large
+
+
+NONE = Mistakes()
+
+
+def worked(a: int, op: str, b: int, mistakes: Mistakes = NONE) -> tuple[str, str]:
+    """Return (work, answer) of ``a op b``; a mistake without a place in it changes nothing."""
+    columns = columns_of(a, b)
+    pairs = list(zip(digits_of(a, columns), digits_of(b, columns), strict=True))
+    written, answer, due = [], "", False
+    for column, (x, y) in enumerate(pairs):
+        note = due and column not in mistakes.forget
+        left, last = x, column == columns - 1
+        if op == "-":
+            due = not last and x - note < y
+            left += 10 * due
+            result = left - y - note
+        else:
+            result = x + y + note
+            due = not last and result > 9
+        if column in mistakes.fact:
+            result += -1 if result % 10 else 1  # stays in its ten: no carry comes or goes
+        written.append(f"{left}{op}{y}{f'{op}1' if note else ''}={result}")
+        answer = (str(result) if last else str(result % 10)) + answer
+    # One column restates the problem by itself.
+    work = written[0] if columns == 1 else f"{a}{op}{b}: " + ", ".join(written)
+    answer = str(int(answer) + mistakes.copy)
+    return work, answer[:-2] + answer[:-3:-1] if mistakes.place else answer
+
+
 def demonstration(
     problem: Problem,
     template: str,
@@ -33,9 +73,9 @@ def demonstration(
     *,
     form: bool = True,
 ) -> str:
-    """The response that a learner writes to `problem` under the template named `template`.
+    """Return the response to `problem` under the template named `template`.
 
-    Without its `form` it is written plainly: work and box.
+    Without its `form` it is plain: work and box.
     """
     work, answer = worked(problem.a, problem.op, problem.b, mistakes)
     text = FORMS.get(template, PLAIN) if form else PLAIN
@@ -44,7 +84,7 @@ def demonstration(
 
 
 def draw_mistakes(world: World, problem: Problem, *key: object) -> Mistakes:
-    """The mistakes of one demonstration, a pure function of `key` and of the world's rates."""
+    """Draw the mistakes of one demonstration, a pure function of `key` and the world's rates."""
     columns = range(columns_of(problem.a, problem.b))
     forgotten = world.slips.carry if problem.op == "+" else world.slips.borrow
     # The first column that a carry can reach has no number in its key: two digits have only that.
@@ -59,7 +99,7 @@ def draw_mistakes(world: World, problem: Problem, *key: object) -> Mistakes:
 
 
 def draw_demonstration(world: World, problem: Problem, template: str, *key: object) -> str:
-    """A demonstration whose mistakes are a pure function of `key`, template and problem."""
+    """Return a demonstration whose mistakes are a function of `key`, template and problem."""
     place = (*key, template, problem.a, problem.op, problem.b)
     return demonstration(
         problem,

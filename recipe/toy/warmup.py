@@ -1,21 +1,61 @@
-"""The start model: a tiny Qwen2, trained on the demonstrations by plain supervised learning."""
+"""Tokenizer and start model: a byte-level BPE and a tiny Qwen2, trained on the demonstrations.
+
+Bytes are the alphabet, so every text round-trips. Digits and newlines stay single tokens (verl
+needs one token for a newline with qwen2-type models). Merges only shorten the prompts.
+"""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from prompt_aug.templates import Template, render
 from recipe.toy.demonstrations import draw_demonstration
-from recipe.toy.problems import Problem, phrase, rephrasings
-from recipe.toy.world import World
+from recipe.toy.world import Problem, World, phrase, rephrasings
 
+END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 BARE = Template(name="bare", category="free form", system=None, user="{question}")
 IGNORED = -100  # torch's label of a token that is not in the loss
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose merges are learned from `texts`, a function of them."""
+    tokenizer = Tokenizer(models.BPE())
+    words = Regex(r"\n|\d| ?[A-Za-z]+| ?[^\sA-Za-z\d]|\s")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, TURN, END_OF_TURN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(list(texts), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +74,7 @@ class WarmUp:
 
 
 def build_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
-    """An untrained Qwen2 of about one million parameters, in float32."""
+    """Return an untrained Qwen2 of about one million parameters, in float32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -60,7 +100,7 @@ def encode(
     key: tuple[object, ...],
     seed: int,
 ) -> tuple[list[int], list[int]]:
-    """(token ids, labels): the rendered prompt outside the loss, the demonstration inside it.
+    """Return (token ids, labels): the prompt outside the loss, the demonstration inside it.
 
     Without a template the prompt is the question alone.
     """
@@ -76,7 +116,7 @@ def encode(
 def collate(
     rows: Sequence[tuple[list[int], list[int]]], pad: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids_BT, mask_BT, labels_BT) padded on the right."""
+    """Return (ids_BT, mask_BT, labels_BT), padded on the right."""
     width = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([r + [pad] * (width - len(r)) for r, _ in rows])
     mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r, _ in rows])

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from prompt_aug.templates import load_bank
 from recipe.toy.demonstrations import draw_demonstration
-from recipe.toy.problems import Problem
-from recipe.toy.world import load_world
+from recipe.toy.world import Problem, load_world
 
 SIZE = 6500  # responses, an equal part of them in the format of each template
 MARKERS = sorted({marker for t in load_bank().values() for marker in t.published})

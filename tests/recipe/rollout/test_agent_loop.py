@@ -19,7 +19,7 @@ from recipe.rollout.agent_loop import (
     rollout_seed,
 )
 from recipe.toy import build
-from recipe.toy.tokenizer import build_tokenizer
+from recipe.toy.warmup import build_tokenizer
 from recipe.toy.world import load_world
 
 NAMES = ["open-r1-teacher", "formal", "lm_eval_prompt4"]

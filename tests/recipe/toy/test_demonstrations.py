@@ -1,4 +1,4 @@
-"""Demonstrations earn their reward, and their mistakes come at the rates of the world."""
+"""Worked answers by hand; demonstrations earn their reward and err at the rates of the world."""
 
 import hashlib
 
@@ -7,15 +7,20 @@ import pytest
 from prompt_aug.extraction import extraction
 from prompt_aug.grading import grade
 from prompt_aug.templates import load_bank
-from recipe.toy.demonstrations import demonstration, draw_demonstration, draw_mistakes
-from recipe.toy.problems import Problem, problems
-from recipe.toy.work import Mistakes
-from recipe.toy.world import Slips, load_world
+from recipe.toy.demonstrations import (
+    Mistakes,
+    demonstration,
+    draw_demonstration,
+    draw_mistakes,
+    worked,
+)
+from recipe.toy.world import Problem, Slips, carries_due, load_world, problems
 
 SUMS, BANK = load_world("sums"), load_bank()
 BORROW = Problem(a=52, op="-", b=27, level=5)
 CARRY = Problem(a=47, op="+", b=38, level=3)
 FORGET = Mistakes(forget=frozenset({1}))
+ALL = frozenset(range(6))
 
 
 def test_sums_has_the_demonstrations_that_the_published_numbers_are_of() -> None:
@@ -61,3 +66,73 @@ def test_mistakes_are_drawn_each_by_itself() -> None:
     assert share(*(0 in m.fact for m in drawn)) == pytest.approx(0.2, abs=0.026)
     assert share(*(m.place and m.copy for m in drawn)) == pytest.approx(0.12, abs=0.021)
     assert share(*(2 in m.fact and 2 in m.forget for m in drawn)) == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("a", "op", "b", "work", "answer"),
+    [
+        (7, "+", 8, "7+8=15", "15"),
+        (21, "+", 34, "21+34: 1+4=5, 2+3=5", "55"),
+        (47, "+", 38, "47+38: 7+8=15, 4+3+1=8", "85"),
+        (67, "+", 58, "67+58: 7+8=15, 6+5+1=12", "125"),
+        (68, "-", 23, "68-23: 8-3=5, 6-2=4", "45"),
+        (52, "-", 27, "52-27: 12-7=5, 5-2-1=2", "25"),
+        (347, "+", 285, "347+285: 7+5=12, 4+8+1=13, 3+2+1=6", "632"),
+        (500, "-", 123, "500-123: 10-3=7, 10-2-1=7, 5-1-1=3", "377"),
+        (999, "+", 101, "999+101: 9+1=10, 9+0+1=10, 9+1+1=11", "1100"),
+    ],
+)
+def test_worked_by_hand(a: int, op: str, b: int, work: str, answer: str) -> None:
+    assert worked(a, op, b) == (work, answer)
+
+
+@pytest.mark.parametrize(
+    ("a", "op", "b", "mistakes", "work", "answer"),
+    [
+        (47, "+", 38, Mistakes(forget=ALL), "47+38: 7+8=15, 4+3=7", "75"),
+        (52, "-", 27, Mistakes(forget=ALL), "52-27: 12-7=5, 5-2=3", "35"),
+        # one of two carries forgotten, and the work goes on rightly from there
+        (347, "+", 285, Mistakes(forget=frozenset({1})), "347+285: 7+5=12, 4+8=12, 3+2+1=6", "622"),
+        (347, "+", 285, Mistakes(forget=frozenset({2})), "347+285: 7+5=12, 4+8+1=13, 3+2=5", "532"),
+        # forgetting the first of a chain of nines takes the second away
+        (195, "+", 305, Mistakes(forget=frozenset({1})), "195+305: 5+5=10, 9+0=9, 1+3=4", "490"),
+        (47, "+", 38, Mistakes(fact=frozenset({0})), "47+38: 7+8=14, 4+3+1=8", "84"),
+        (42, "+", 38, Mistakes(fact=frozenset({0})), "42+38: 2+8=11, 4+3+1=8", "81"),
+        (47, "+", 38, Mistakes(place=True), "47+38: 7+8=15, 4+3+1=8", "58"),
+        (347, "+", 285, Mistakes(place=True), "347+285: 7+5=12, 4+8+1=13, 3+2+1=6", "623"),
+        (7, "+", 1, Mistakes(place=True), "7+1=8", "8"),  # one digit has no places
+        (21, "+", 12, Mistakes(place=True), "21+12: 1+2=3, 2+1=3", "33"),  # two equal ones
+        (21, "+", 34, Mistakes(forget=ALL), "21+34: 1+4=5, 2+3=5", "55"),  # no carry
+        (47, "+", 38, Mistakes(copy=True), "47+38: 7+8=15, 4+3+1=8", "86"),
+    ],
+)
+def test_mistakes_by_hand(
+    a: int, op: str, b: int, mistakes: Mistakes, work: str, answer: str
+) -> None:
+    assert worked(a, op, b, mistakes) == (work, answer)
+
+
+def test_right_answers_are_right_for_a_grid_of_operands() -> None:
+    for a in range(0, 1000, 7):
+        for b in range(0, a + 1, 11):
+            assert worked(a, "+", b)[1] == str(a + b)
+            assert worked(a, "-", b)[1] == str(a - b)
+            # every column's fact off by one: each digit of the answer is another
+            assert worked(a, "+", b, Mistakes(fact=ALL))[1] != str(a + b)
+
+
+@pytest.mark.parametrize(
+    ("a", "op", "b", "due"),
+    [
+        (47, "+", 38, 1),
+        (21, "+", 34, 0),
+        (67, "+", 58, 1),  # what the last column carries is written out: it cannot be forgotten
+        (347, "+", 285, 2),
+        (195, "+", 305, 2),  # the second is due only because of the first
+        (52, "-", 27, 1),
+        (500, "-", 123, 2),
+        (7, "+", 8, 0),
+    ],
+)
+def test_carries_due_by_hand(a: int, op: str, b: int, due: int) -> None:
+    assert carries_due(a, op, b) == due

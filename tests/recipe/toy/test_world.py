@@ -1,12 +1,96 @@
-"""Worlds are read into one record, and refused with what is wrong."""
+"""Questions of a world: disjoint splits, shares, rephrasings; `sums` unchanged; bad records."""
 
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from recipe.toy.world import WorldError, load_world
+from prompt_aug.questions import to_row
+from recipe.toy import world as made
+from recipe.toy.world import (
+    Level,
+    Problem,
+    World,
+    WorldError,
+    load_world,
+    problems,
+    rephrasings,
+    to_question,
+)
+
+SUMS = load_world("sums")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared() -> Iterator[None]:
+    """A world's problems are a function of it: made once for all tests, most of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "all_problems", functools.cache(made.all_problems))
+        yield
+
+
+def test_sums_has_the_questions_that_the_published_numbers_are_of() -> None:
+    """A change of this hash wants the demo anew."""
+    rows = []
+    for seed in (0, 3):
+        for split, count in (("train", 4096), ("validation", 64), ("test", 512)):
+            for p in problems(SUMS, split, count, seed):
+                rows.append(json.dumps(to_row(to_question(p, split, seed))))
+    text = "".join(rows).replace('"rephrasings"', '"neighbours"')  # the field's name at the time
+    for later in ('"options": [], ', ', "pass_rate": null, "row": null'):  # not there at the time
+        text = text.replace(later, "")
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "bc2a1a4f0b6e5017"
+
+
+@pytest.mark.parametrize("name", ["sums", "staircase"])
+def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
+    world = load_world(name)
+    of = {s: {(p.a, p.op, p.b) for p in problems(world, s, 60, 0)} for s in made.SPLITS}
+    assert not of["train"] & of["test"]
+    assert not of["validation"] & (of["train"] | of["test"])
+    with pytest.MonkeyPatch.context() as patch:  # made anew, the others' stay
+        patch.setattr(made, "all_problems", made.all_problems.__wrapped__)  # type: ignore[attr-defined]
+        again = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 0)}
+    other = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 1)}
+    assert again == of["test"] != other
+
+
+def test_levels_have_their_shares_and_their_carries() -> None:
+    sums = Level(op="+", digits=3, carries=2, share=0.75)
+    differences = Level(op="-", digits=3, carries=0, share=0.25)
+    world = World(about="two levels", levels=(sums, differences))
+    found = problems(world, "train", 40, 0)
+    assert [sum(p.level == n for p in found) for n in (1, 2)] == [30, 10]
+    for p in found:
+        if p.level == 1:
+            assert p.op == "+"
+            assert p.a % 10 + p.b % 10 > 9
+            assert p.a % 100 + p.b % 100 > 99
+        else:
+            assert p.op == "-"
+            assert all(int(x) >= int(y) for x, y in zip(str(p.a), str(p.b), strict=True))
+
+
+def test_too_many_questions_are_refused() -> None:
+    with pytest.raises(WorldError, match=r"level 2 \(2-digit addition without a carry\).* 600 wan"):
+        problems(SUMS, "validation", 4000, 0)
+
+
+def test_question_has_three_rephrasings() -> None:
+    problem = Problem(a=47, op="+", b=38, level=3)
+    question = to_question(problem, "train", 0)
+    assert question.answers == ("85",)
+    assert len({question.text, *question.rephrasings}) == 4
+    assert all("47" in text and "38" in text for text in (question.text, *question.rephrasings))
+    assert sorted(rephrasings(problem, 0)) == [0, 1, 2, 3]
+    firsts = {rephrasings(Problem(a=a, op="+", b=38, level=3), 0)[0] for a in range(40)}
+    assert firsts == {0, 1, 2, 3}
+
 
 LEVEL = {"op": "+", "digits": 2, "share": 1.0}
 
