@@ -9,7 +9,7 @@ from pathlib import Path
 from prompt_aug.base.commands import make_parser, run
 
 FOLDER = Path(__file__).resolve().parent / "benchmarks"
-NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "paired")
+NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
 def summary(name: str) -> str:
