@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from prompt_aug.base.files import append_lines, digests, read_json, read_lines, write_json
+from prompt_aug.base.files import append_lines, read_json, read_lines, write_json
 from recipe.run import checkpoints, processes
 from recipe.run import folder as run_folder
 
@@ -71,12 +71,12 @@ PLAN = [
     *(("KILL", "FSDP worker", "saving"), ("TERM", "launcher", "step")),
     *(("STOP", "engine", "step"), ("cut lines", "launcher", "step")),
     *(("KILL", "reward worker", "step"), ("KILL", "task runner", "saving")),
-    *(("export", "export", ""), ("KILL", "raylet", "step")),
+    ("KILL", "raylet", "step"),
     *(("STOP", "reward worker", "step"), ("KILL", "launcher", "saving")),
     *(("KILL", "Ray's head", "step"), ("TERM", "launcher", "saving")),
     *(("full disk", "launcher", "saving"), ("KILL", "grader", "step")),
     *(("KILL", "queue's storage", "step"), ("KILL", "launcher", "weights")),
-    *(("sweep", "sweep", ""), ("KILL", "rollout worker", "step")),
+    ("KILL", "rollout worker", "step"),
     *(("KILL", "launcher", "start"), ("STOP", "engine", "weights")),
     *(("KILL", "queue", "step"), ("TERM", "launcher", "start")),
     *(("KILL", "FSDP worker", "weights"), ("KILL", "reaper", "step")),
@@ -316,39 +316,6 @@ def fill(drill: Drill, kill: Kill) -> None:
         kill.wrong.append("the reason is not told")
 
 
-def kill_command(drill: Drill, kill: Kill, chance: random.Random) -> None:
-    """Kill an export or an evaluation of the newest step, then run it again to its end."""
-    drill.look(kill)
-    step, run = kill.saved, run_folder.RunFolder(drill.run)
-    line = ["-m", "recipe.export", str(drill.run), "--steps", str(step)]
-    if kill.what == "sweep":
-        subprocess.run([sys.executable, *line], check=True, capture_output=True)
-        asked = f"toy={run.data('test')}"
-        line = ["-m", "eval.sweep", str(drill.run), "--steps", str(step), "--benchmark", asked]
-    with drill.log.open("wb") as file:
-        drill.process = subprocess.Popen([sys.executable, *line], stdout=file, stderr=file)
-        drill.wait(lambda: False, chance.uniform(*((2, 10) if kill.what == "export" else (8, 30))))
-        kill.moment = "at work" if drill.process.poll() is None else "after its end"
-        drill.process.kill()
-        kill.exit = drill.process.wait()
-    began = time.monotonic()
-    again = subprocess.run([sys.executable, *line], capture_output=True, text=True)
-    kill.seconds = round(time.monotonic() - began, 1)
-    kill.told = (again.stdout.strip().splitlines() or [""])[-1]
-    if again.returncode:
-        kill.wrong.append(again.stderr[-300:])
-    files = read_json(run.manifest(step))["files"]
-    there = [p for p in run.exported(step).rglob("*") if p.name != "manifest.json"]
-    if digests([p for p in there if p.is_file()], run.exported(step)) != files:
-        kill.wrong.append("the manifest does not name the files")
-    if list(run.exports.glob(".step_*")):
-        kill.wrong.append("a half export is left")
-    for path in run.evaluation.rglob("samples-*.jsonl"):
-        made = [(x["uid"], x["sample"]) for x in read_lines(path)[1:]]
-        if len(made) != len(set(made)):
-            kill.wrong.append(f"{path} has a sample twice")
-
-
 def table(record: Path) -> str:
     """The record as Markdown."""
     rows = ["| # | what | moment | gone on from | done | saved | exit | s | told | wrong |"]
@@ -379,7 +346,7 @@ def main() -> int:
         what, process, moment = PLAN[number % len(PLAN)]
         kill = Kill(number=number, what=what, process=process, moment=moment)
         chance = random.Random(f"{options.seed} {number}")
-        (kill_command if what in ("export", "sweep") else kill_training)(drill, kill, chance)
+        kill_training(drill, kill, chance)
         append_lines(record, [asdict(kill)], sync=True)
         print(json.dumps(asdict(kill)), flush=True)
     if options.table:

@@ -2,7 +2,7 @@
 """Stands for the environment's Python in drill.py: a training of one step a second.
 
 It keeps recipe.train's contract with the job script: SIGTERM saves and ends with 75, the same
-command goes on from the tracker. STAND_IN=stuck never gets to a step.
+command goes on from the tracker.
 """
 
 import os
@@ -21,9 +21,8 @@ def main() -> int:
     step = int(tracker.read_text()) if tracker.exists() else 0
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    seen = {k: os.environ.get(k) for k in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}
     with (run / "steps.txt").open("a") as log:
-        print(f"start at {step} with {seen}, until {os.environ.get('RECIPE_DEADLINE')}", file=log)
+        print(f"start at {step} until {os.environ.get('RECIPE_DEADLINE')}", file=log)
         while step < STEPS:
             log.flush()
             if asked:
@@ -31,8 +30,6 @@ def main() -> int:
                 print(f"saved {step} at a signal", file=log)
                 return 75
             time.sleep(1)
-            if os.environ.get("STAND_IN") == "stuck":
-                continue
             step += 1
             print(step, file=log)
             if step % SAVE_EVERY == 0:
@@ -65,21 +62,24 @@ def stage() -> int:
     return export.main(sys.argv[3:])
 
 
-def first_waits() -> int:
-    """In recipe.export: the first start of a task waits for its signal, the second is done."""
-    if sys.argv[2] != "recipe.export":
-        return 0
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    note(Path(sys.argv[3]), f"start {os.environ['SLURM_ARRAY_TASK_ID']}")
-    while os.environ.get("SLURM_RESTART_COUNT", "0") == "0" and not asked:
-        time.sleep(1)
-    return 75 if asked else 0
+def hold(folder: str) -> int:
+    """Lock a folder and hold it, or print the reason."""
+    from prompt_aug.base import files
+
+    try:
+        held = files.lock(Path(folder))
+    except files.InUseError as error:
+        print(error, flush=True)
+        return 1
+    print("held", flush=True)
+    time.sleep(240)
+    held.close()
+    return 0
 
 
 if __name__ == "__main__":
-    if os.environ.get("STAND_IN") == "first_waits":
-        sys.exit(first_waits())
+    if sys.argv[1] == "hold":
+        sys.exit(hold(sys.argv[2]))
     if os.environ.get("STAND_IN") == "stages":
         sys.exit(stage())
     if "-c" in sys.argv or "recipe.train" not in sys.argv:

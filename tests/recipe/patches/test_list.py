@@ -19,16 +19,16 @@ CALLERS |= {"recipe.patches.cpu.critic"}
 PATCHES = {
     "weight_socket.adapt": "test_weight_socket.py::test_verl_still_names_the_socket_so",
     "logprobs.adapt": "test_logprobs.py::test_verls_own_is_still_coarse",
-    "lora_weights.adapt": "test_lora_weights.py::test_verls_own_are_still_bfloat16",
-    "critic_attention.adapt": "test_critic_attention.py::test_verl_still_fixes_the_attention",
-    "seeds.adapt": "test_seeds.py::test_verls_own_is_still_without_a_seed",
+    "lora_weights.adapt": "test_fsdp_engine.py::test_verls_own_are_still_bfloat16",
+    "critic_attention.adapt": "test_attention.py::test_verl_still_fixes_the_attention",
+    "seeds.adapt": "test_fsdp_engine.py::test_verls_own_is_still_without_a_seed",
     "cpu.cpu_platform.PlatformCPU": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_process_group": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_vllm_version": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.register_engines": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_offload": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.vllm_plugin.register": "test_cpu.py::test_vllm_still_discards_linear_weights",
-    "cpu.sampler.adapt_sampler": "test_sampler_in_vllm.py::test_vllm_still_draws_for_each_entry",
+    "cpu.sampler.adapt_sampler": "test_sampler.py::test_vllm_still_draws_for_each_entry",
 }
 
 
