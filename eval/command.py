@@ -34,5 +34,5 @@ def run_command(
     """Parse the options, run `command`, and return the exit code. Ctrl-C prints `saved`."""
     options = parser.parse_args(arguments)
     name = parser.prog.removeprefix("python -m ")
-    said = f"{saved}; the same command continues from there"
-    return run(name, lambda: command(options), interrupted=said)
+    hint = f"{saved}; the same command continues from there"
+    return run(name, lambda: command(options), interrupted=hint)

@@ -73,7 +73,7 @@ def read_side(given: Path, settings: str | None) -> Side:
     """Return the result of a run, or the evaluated model of a folder."""
     folder = EvaluationFolder(given)
     if folder.scores.exists() and folder.settings.exists():
-        found = Scored(folder, read_json(folder.scores))
+        scored = Scored(folder, read_json(folder.scores))
     else:
         below = sorted(p.parent for p in given.glob("*/*/scores.json") if p.parent.is_dir())
         if not (given / "config.yaml").exists() and below:
@@ -83,10 +83,10 @@ def read_side(given: Path, settings: str | None) -> Side:
         run = collect(given, settings)
         if not run.rows:
             raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
-        found = run.result.scored
-    *above, settings_name, model = found.folder.root.resolve().parts
+        scored = run.result.scored
+    *above, settings_name, model = scored.folder.root.resolve().parts
     owner = above[-2] if above[-1] == "eval" else above[-1]
-    return Side(found.folder, found.record, f"{owner}/{settings_name}/{model}")
+    return Side(scored.folder, scored.record, f"{owner}/{settings_name}/{model}")
 
 
 def answered(a: Side, b: Side) -> list[Answered]:
@@ -96,18 +96,18 @@ def answered(a: Side, b: Side) -> list[Answered]:
             f"no benchmark in common: {sorted(a.benchmarks)} and {sorted(b.benchmarks)}"
         )
     require_one_grader({f"{s.name}/{n}": s.benchmarks[n]["grader"] for s in (a, b) for n in names})
-    found = []
+    questions = []
     for name in names:
         changed = differences(asked(a.benchmarks[name]), asked(b.benchmarks[name]))
-        if other := [line for line in changed if line.startswith(SAME)]:
+        if changes := [line for line in changed if line.startswith(SAME)]:
             raise EvaluationError(
                 f"{name}: the two were asked other questions or graded differently "
-                f"({'; '.join(other)}). Evaluate both with the same file and options."
+                f"({'; '.join(changes)}). Evaluate both with the same file and options."
             )
         theirs = _questions(b, name)
         for key, (question, mean) in _questions(a, name).items():
-            found.append(Answered(name, question["level"], mean, theirs[key][1]))
-    return found
+            questions.append(Answered(name, question["level"], mean, theirs[key][1]))
+    return questions
 
 
 def shared_benchmarks(a: Side, b: Side) -> list[str]:
@@ -118,16 +118,16 @@ def shared_benchmarks(a: Side, b: Side) -> list[str]:
 
 def notes_of(a: Side, b: Side) -> list[str]:
     """Return what differs between the two evaluations, and what is left out."""
-    one, other, names = set(a.benchmarks), set(b.benchmarks), shared_benchmarks(a, b)
+    in_a, in_b, names = set(a.benchmarks), set(b.benchmarks), shared_benchmarks(a, b)
     pairs = {"": (a.record["settings"], b.record["settings"])}
     pairs |= {f"{n}: ": (asked(a.benchmarks[n]), asked(b.benchmarks[n])) for n in names}
     notes = [f"{of}settings differ: {d}" for of, pair in pairs.items() for d in differences(*pair)]
-    for said, found in (
-        ("only in A", one - other),
-        ("only in B", other - one),
-        ("left out, because a checkpoint was picked by it", one & other - set(names)),
+    for place, listed in (
+        ("only in A", in_a - in_b),
+        ("only in B", in_b - in_a),
+        ("left out, because a checkpoint was picked by it", in_a & in_b - set(names)),
     ):
-        notes += [f"{said}: {', '.join(sorted(found))}"] if found else []
+        notes += [f"{place}: {', '.join(sorted(listed))}"] if listed else []
     if kept := {a.picked_by, b.picked_by} & set(names):
         notes.append(f"a checkpoint was picked by {kept.pop()}: its score there is too high")
     return notes
@@ -135,12 +135,12 @@ def notes_of(a: Side, b: Side) -> list[str]:
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
-    seen, found = Counter[str](), {}
+    seen, by_key = Counter[str](), {}
     means = side.benchmarks[name]["question_means"]
     for line, mean in zip(side.questions(name), means, strict=True):
-        found[line["uid"], seen[line["uid"]]] = (line, float(mean))
+        by_key[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
-    return found
+    return by_key
 
 
 def compare_group(group: str, questions: Sequence[Answered]) -> ComparedGroup:
@@ -167,9 +167,9 @@ def compare(a: Side, b: Side) -> dict[str, list[ComparedGroup]]:
         if question.level is not None:
             groups["By level"][f"{question.benchmark}, level {question.level}"].append(question)
     rows = {
-        title: [compare_group(name, part) for name, part in sorted(found.items())]
-        for title, found in groups.items()
-        if len(found) > 1
+        title: [compare_group(name, part) for name, part in sorted(parts.items())]
+        for title, parts in groups.items()
+        if len(parts) > 1
     }
     label = "all" if "Benchmarks" in rows else questions[0].benchmark
     return {"All questions": [compare_group(label, questions)], **rows}
@@ -179,8 +179,8 @@ def table(a: Side, b: Side, rows: Sequence[ComparedGroup]) -> Table:
     head = ["questions of", "n", f"A: {a.name}", f"B: {b.name}", "B - A", "95 % interval", "p"]
     cells = [[*head, "better / worse"]]
     for row in rows:
-        of, found = [row.group, str(row.difference.questions)], row.difference
-        gain = [points(found), interval(found), p_value(found)]
+        of, difference = [row.group, str(row.difference.questions)], row.difference
+        gain = [points(difference), interval(difference), p_value(difference)]
         counts = f"{row.better} / {row.worse}"
         cells.append([*of, share(row.a), share(row.b), *gain, counts])
     return cells

@@ -105,8 +105,8 @@ class RemoteEngine:
     def facts(self) -> dict[str, Any]:
         """Return what a response may depend on, apart from the settings."""
         keys = ("owned_by", "root", "max_model_len")
-        said = {key: self._listed[key] for key in keys if self._listed.get(key) is not None}
-        return {"endpoint": self._server.endpoint.base_url, **said}
+        reported = {key: self._listed[key] for key in keys if self._listed.get(key) is not None}
+        return {"endpoint": self._server.endpoint.base_url, **reported}
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return the JSON of a request; servers other than vLLM get fewer parameters.
@@ -143,11 +143,11 @@ class RemoteEngine:
             arrived: asyncio.Queue[tuple[Request, dict[str, Any]] | Exception | None]
             arrived = asyncio.Queue()
             work = runner.get_loop().create_task(self._work(requests, arrived))
-            while isinstance(found := runner.run(arrived.get()), tuple):
-                yield found
+            while isinstance(item := runner.run(arrived.get()), tuple):
+                yield item
             runner.run(asyncio.wait([work]))
-            if found is not None:
-                raise found
+            if item is not None:
+                raise item
 
     async def _work(self, requests: Sequence[Request], arrived: asyncio.Queue[Any]) -> None:
         """Put each request with its response into the queue, and last the error or None."""
@@ -171,8 +171,8 @@ class RemoteEngine:
             arrived.put_nowait(error)
             return
         if failed and not channel.stopped:
-            said = f"{len(failed)} requests failed, the last of {failed[-1]}"
-            channel.stop(EvaluationError(f"{endpoint.base_url}: {said}. Run the command again."))
+            message = f"{len(failed)} requests failed, the last of {failed[-1]}"
+            channel.stop(EvaluationError(f"{endpoint.base_url}: {message}. Run the command again."))
         arrived.put_nowait(channel.stopped)
 
     async def _response(
@@ -198,8 +198,8 @@ class RemoteEngine:
         text, finish, missing = choices_of(answer)[0]
         # Several too long prompts in a row are more likely a wrong --max-tokens.
         channel.count(missing if missing == "prompt_too_long" else "", str(answer.get("error")))
-        whole, text = text, self._end.cut(text, request.stop)
-        finish = finish if text == whole else "stop"
+        received, text = text, self._end.cut(text, request.stop)
+        finish = finish if text == received else "stop"
         tokens = reported_tokens(answer, "completion_tokens")
         tokens = None if text and tokens == 0 else tokens  # a server that does not count
         response = {"response": text, "tokens": tokens, "finish_reason": finish}

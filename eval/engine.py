@@ -148,15 +148,15 @@ class Engine:
         of the format. If the caller stops early, the open requests are aborted.
         """
         waiting, engine = iter(requests), self._llm.llm_engine
-        asked: dict[str, Request] = {}
+        running: dict[str, Request] = {}
         try:
             while True:
-                while len(asked) < IN_FLIGHT and (request := next(waiting, None)) is not None:
-                    asked[self._add(request)] = request
-                if not asked:
+                while len(running) < IN_FLIGHT and (request := next(waiting, None)) is not None:
+                    running[self._add(request)] = request
+                if not running:
                     return
                 for output in (output for output in engine.step() if output.finished):
-                    answer, request = output.outputs[0], asked.pop(output.request_id)
+                    answer, request = output.outputs[0], running.pop(output.request_id)
                     text = self._end.text(answer.token_ids, request.stop)
                     if answer.finish_reason == "length":  # no part of a character, as vLLM's server
                         text = text.rstrip("\ufffd")
@@ -167,8 +167,8 @@ class Engine:
                     }
                     yield request, response
         finally:
-            if asked:
-                engine.abort_request(list(asked))
+            if running:
+                engine.abort_request(list(running))
 
     def _add(self, request: Request) -> str:
         from vllm import SamplingParams
@@ -195,8 +195,8 @@ class Engine:
         from vllm import SamplingParams
 
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = self._llm.generate(asked, [parameters] * len(asked), use_tqdm=False)
+        inputs = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self._llm.generate(inputs, [parameters] * len(inputs), use_tqdm=False)
         return [
             [e[token].logprob for e, token in zip(out.prompt_logprobs[1:], ids[1:], strict=True)]
             for out, ids in zip(outputs, prompts, strict=True)

@@ -13,9 +13,9 @@ from typing import Any
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
 from eval.checkpoints import Checkpoint
-from eval.endpoint import RemoteEngine, Server
-from eval.engine import Engine, Request, SampleKey
-from eval.samples import OpenEngine, Sample, SampleFiles
+from eval.endpoint import Server
+from eval.engine import Request, SampleKey
+from eval.samples import Sample, SampleFiles
 from eval.score import TOO_LONG, combine, question_key, score_benchmark
 from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
@@ -66,6 +66,15 @@ class Item:
             return False
 
 
+@dataclass(frozen=True)
+class Rendered:
+    """The prompts of all benchmarks for one `kind` of model, and the context of its engine."""
+
+    kind: str
+    prompts: Mapping[str, list[Prompt]]
+    context: int
+
+
 class Evaluation:
     """One set of settings over some benchmarks, for any number of checkpoints.
 
@@ -81,10 +90,10 @@ class Evaluation:
         self.templates = [self.prompts.bank[name] for name in names]
         self.identity = shared_identity(settings, self.templates[0])
         self.folder = root / folder_name(self.identity)
-        self._rendered: dict[str, dict[str, list[Prompt]]] = {}  # prompts by kind and benchmark
-        self.known = verifiers_of(settings.verifiers, settings.verifier_limits)
+        self._rendered: Rendered | None = None
+        self.functions = verifiers_of(settings.verifiers, settings.verifier_limits)
         self.verifiers = {
-            b.name: self.known.record({q.source for q in b.questions}) for b in benchmarks
+            b.name: self.functions.record({q.source for q in b.questions}) for b in benchmarks
         }
 
     def items(self, checkpoint: Checkpoint) -> list[Item]:
@@ -102,9 +111,9 @@ class Evaluation:
         """Return the prompts of a benchmark in question order."""
         template, prompts = benchmark.template or self.settings.template, list[Prompt]()
         for question in benchmark.questions:
-            asked = template, question.text, tokenizer, question.system, benchmark.shots
+            parts = template, question.text, tokenizer, question.system, benchmark.shots
             try:
-                prompts.append(self.prompts.render(*asked))
+                prompts.append(self.prompts.render(*parts))
             except ValueError as error:
                 raise EvaluationError(
                     f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
@@ -124,14 +133,14 @@ class Evaluation:
     def prepare(self) -> None:
         """Load the verifiers; write settings.json and prompts.yaml with all sweeps' templates."""
         if any(self.verifiers.values()):
-            self.known.load()
+            self.functions.load()
         folder = EvaluationFolder(self.folder / "any")
         written = read_json(folder.settings) if folder.settings.exists() else self.identity
         if changed := differences(written, self.identity):
             raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
-        known = Prompts.read(folder.prompts).bank if folder.prompts.exists() else {}
-        used = {template.name: template for template in [*known.values(), *self.templates]}
-        if used != dict(known):
+        earlier = Prompts.read(folder.prompts).bank if folder.prompts.exists() else {}
+        used = {template.name: template for template in [*earlier.values(), *self.templates]}
+        if used != dict(earlier):
             replace(self.prompts, bank=Bank(list(used.values()))).write(folder.prompts)
         if not folder.settings.exists():
             write_json(folder.settings, self.identity)
@@ -144,44 +153,54 @@ class Evaluation:
         checkpoint = item.checkpoint
         with lock(item.folder.root):
             if not item.is_done():
-                tokenizer = session.tokenizer(checkpoint)
-                kind = signature(checkpoint.model, tokenizer)
-                if kind not in self._rendered:  # of all benchmarks, which one engine serves
-                    found = {b.name: self.render(b, tokenizer) for b in self.benchmarks}
-                    self._rendered = {kind: found}
-                prompts = self._rendered[kind][item.benchmark.name]
-                context = self._context(checkpoint, kind)
-                questions = self._questions(item, prompts, context)
+                rendered = self._render_all(checkpoint, session.tokenizer(checkpoint))
+                questions = self._questions(item, rendered)
                 write_lines(item.folder.questions, questions)
-
-                def open_engine() -> Engine | RemoteEngine:
-                    ids = [prompt.ids for prompt in prompts]
-                    return session.engine_for(checkpoint, kind, context, ids)
-
-                samples, settings = self._samples(item, questions, prompts, open_engine)
+                samples, settings = self._sample(item, questions, rendered, session)
                 score_benchmark(
                     item.folder, checkpoint.identity, item.template, questions, samples,
                     settings=settings, path=item.benchmark.path,
                 )  # fmt: skip
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 
-    def _samples(
+    def _render_all(self, checkpoint: Checkpoint, tokenizer: Any) -> Rendered:
+        """Render all benchmarks, which one engine serves, unless it is done for this kind."""
+        kind = signature(checkpoint.model, tokenizer)
+        if self._rendered is None or self._rendered.kind != kind:
+            prompts = {b.name: self.render(b, tokenizer) for b in self.benchmarks}
+            longest = max(len(prompt.ids) for part in prompts.values() for prompt in part)
+            context = self._context(checkpoint, longest)
+            self._rendered = Rendered(kind, prompts, context)
+        return self._rendered
+
+    def _sample(
         self,
         item: Item,
         questions: Sequence[Mapping[str, Any]],
-        prompts: Sequence[Prompt],
-        open_engine: OpenEngine,
+        rendered: Rendered,
+        session: Session | Server,
     ) -> tuple[Mapping[SampleKey, Sample], Mapping[str, Any]]:
-        """Return the samples and the settings of their scores.
+        """Generate the missing samples; return all and the settings of their scores.
 
         Greedy decoding repeats the first `REPEATED` questions, and the others only if a response
         differs: the engine is then not deterministic.
         """
         name, wanted = item.benchmark.name, item.benchmark.samples
-        files = SampleFiles(item.folder, item.checkpoint.identity)
+        files, prompts = SampleFiles(item.folder, item.checkpoint.identity), rendered.prompts[name]
+
+        def complete(counts: Sequence[int]) -> dict[SampleKey, Sample]:
+            made = files.load()
+            every = requests(questions, prompts, counts)
+            if missing := [request for request in every if request.key not in made]:
+                ids = [prompt.ids for prompt in prompts]
+                kind, context = rendered.kind, rendered.context
+                engine = session.engine_for(item.checkpoint, kind, context, ids)
+                files.generate(engine, missing)
+                made = files.load()
+            return made
+
         if self.settings.greedy and wanted > 1:
-            counts = [2 if number < REPEATED else 1 for number in range(len(questions))]
-            made = files.complete(requests(questions, prompts, counts), open_engine)
+            made = complete([2 if number < REPEATED else 1 for number in range(len(questions))])
             equal = [
                 sample["response"] == made[uid, prompt, 0]["response"]
                 for (uid, prompt, number), sample in made.items()
@@ -193,14 +212,12 @@ class Evaluation:
             )
             if all(equal):
                 return made, item.once
-        every = requests(questions, prompts, [wanted] * len(questions))
-        return files.complete(every, open_engine), item.identity
+        return complete([wanted] * len(questions)), item.identity
 
-    def _questions(
-        self, item: Item, prompts: Sequence[Prompt], context: int
-    ) -> list[dict[str, Any]]:
+    def _questions(self, item: Item, rendered: Rendered) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl; those of a verifier's data source have their row."""
         functions = self.verifiers[item.benchmark.name].get("functions", ())
+        prompts, context = rendered.prompts[item.benchmark.name], rendered.context
         lines = []
         for question, prompt in zip(item.benchmark.questions, prompts, strict=True):
             line = {
@@ -232,39 +249,38 @@ class Evaluation:
             )
         return lines
 
-    def _context(self, checkpoint: Checkpoint, kind: str) -> int:
+    def _context(self, checkpoint: Checkpoint, longest: int) -> int:
         """Return max_model_len, or the longest prompt of all benchmarks plus max_tokens.
 
-        One engine then serves them all. The model's own context length is the upper limit.
+        The model's own context length is the upper limit.
         """
-        limit, asked = _positions(checkpoint), self.settings.max_model_len
-        if asked is not None and limit is not None and asked > limit:
+        limit, length = _positions(checkpoint), self.settings.max_model_len
+        if length is None:
+            needed = longest + self.settings.max_tokens
+            return min(needed, limit or needed)
+        if limit is not None and length > limit:
             raise EvaluationError(
-                f"max_model_len {asked} is more than the {limit} positions of {checkpoint.model}"
+                f"max_model_len {length} is more than the {limit} positions of {checkpoint.model}"
             )
-        if asked is not None:
-            return asked
-        rendered = self._rendered[kind].values()
-        longest = max(len(prompt.ids) for prompts in rendered for prompt in prompts)
-        needed = longest + self.settings.max_tokens
-        return min(needed, limit or needed)
+        return length
 
 
 def requests(
     questions: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], counts: Sequence[int]
 ) -> list[Request]:
-    """Return the requests of the first `counts` samples of each question that is asked."""
-    return [
-        Request(
-            question=index,
-            key=question_key(line, sample),
-            prompt_token_ids=prompt.ids,
-            stop=tuple(prompt.rendered.stop),
-            messages=prompt.rendered.messages,
-        )
-        for index, (line, prompt) in enumerate(zip(questions, prompts, strict=True))
-        for sample in range(counts[index] if line["asked"] else 0)
-    ]
+    """Return the requests of the first `counts` samples of each asked question, each once."""
+    unique: dict[SampleKey, Request] = {}
+    for index, (line, prompt) in enumerate(zip(questions, prompts, strict=True)):
+        for sample in range(counts[index] if line["asked"] else 0):
+            request = Request(
+                question=index,
+                key=question_key(line, sample),
+                prompt_token_ids=prompt.ids,
+                stop=tuple(prompt.rendered.stop),
+                messages=prompt.rendered.messages,
+            )
+            unique.setdefault(request.key, request)  # a question may be repeated
+    return list(unique.values())
 
 
 def _positions(checkpoint: Checkpoint) -> int | None:

@@ -102,10 +102,10 @@ def over_benchmarks(estimates: Sequence[Estimate], sizes: Sequence[int] | None =
         raise ValueError("no benchmark to average")
     sizes = sizes or [1] * len(estimates)
     errors = [e.standard_error for e in estimates if e.standard_error is not None]
-    known, weights = len(errors) == len(estimates), np.array(sizes) / sum(sizes)
+    complete, weights = len(errors) == len(estimates), np.array(sizes) / sum(sizes)
     return Estimate(
         accuracy=float(np.dot(sizes, [e.accuracy for e in estimates]) / sum(sizes)),  # 1 stays 1
-        standard_error=float(np.sqrt(np.sum((weights * errors) ** 2))) if known else None,
+        standard_error=float(np.sqrt(np.sum((weights * errors) ** 2))) if complete else None,
         questions=sum(e.questions for e in estimates),
     )
 
@@ -131,10 +131,10 @@ def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArra
     # Binomial(n, c / n) at 0 ... n in a row for each c, by logarithms, which do not overflow.
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
     choose = logs[samples] - logs[counts] - logs[samples - counts]
-    found, times = np.unique(right, return_counts=True)  # few, where `samples` may be thousands
-    table = (found[:, None] == counts).astype(float)  # 0 and n right stay as they are
-    inner = (found > 0) & (found < samples)
-    p = found[inner, None] / samples
+    counted, times = np.unique(right, return_counts=True)  # few, where `samples` may be thousands
+    table = (counted[:, None] == counts).astype(float)  # 0 and n right stay as they are
+    inner = (counted > 0) & (counted < samples)
+    p = counted[inner, None] / samples
     table[inner] = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
     chance = times / right.size @ table
     return np.random.default_rng(seed).multinomial(right.size, chance / chance.sum(), size=draws)

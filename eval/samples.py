@@ -8,7 +8,7 @@ the engine. Samples of other weights are ignored; a sweep rejects another `root`
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval import EvaluationError
@@ -20,7 +20,6 @@ from recipe.run.folder import BenchmarkFolder
 
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
-OpenEngine = Callable[[], Engine | RemoteEngine]
 
 
 class SampleFiles:
@@ -34,34 +33,20 @@ class SampleFiles:
 
     def load(self) -> dict[SampleKey, Sample]:
         """Return all samples of this model. The first file wins if a key occurs twice."""
-        found: dict[SampleKey, Sample] = {}
+        samples: dict[SampleKey, Sample] = {}
         for path in self._folder.sample_files():
             lines = iter_lines(path)
             if next(lines, {}).get("model") == self._identity:
                 for line in lines:
-                    found.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
-        return found
+                    samples.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
+        return samples
 
     def append(self, samples: Iterable[Sample], engine: Mapping[str, Any]) -> None:
         """Append samples to this worker's file and flush them to disk."""
         head = [] if self._mine.exists() else [{"model": self._identity, "engine": dict(engine)}]
         append_lines(self._mine, [*head, *map(dict, samples)], sync=True)
 
-    def complete(
-        self, requests: Sequence[Request], open_engine: OpenEngine
-    ) -> dict[SampleKey, Sample]:
-        """Generate those of `requests` that are missing, each once. Return all samples."""
-        made = self.load()
-        missing: dict[SampleKey, Request] = {}
-        for request in requests:
-            if request.key not in made:
-                missing.setdefault(request.key, request)
-        if not missing:
-            return made
-        self._generate(open_engine(), list(missing.values()))
-        return self.load()
-
-    def _generate(self, engine: Engine | RemoteEngine, requests: Sequence[Request]) -> None:
+    def generate(self, engine: Engine | RemoteEngine, requests: Sequence[Request]) -> None:
         """Generate in any order. Each sample is on disk shortly after it completes."""
         facts, done, began = engine.facts(), 0, time.monotonic()
         batch: list[Sample] = []

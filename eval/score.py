@@ -6,10 +6,12 @@ grader. It needs no model and no engine.
 
 import argparse
 import hashlib
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,6 @@ from eval import EvaluationError, metrics
 from eval.command import run_command
 from eval.engine import SAMPLE_KEY, SampleKey
 from eval.samples import Sample, SampleFiles
-from eval.tolerance import is_close
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
@@ -26,6 +27,8 @@ from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
 from prompt_aug.grading.extract import extract
+from prompt_aug.grading.normalize import canonical
+from prompt_aug.grading.units import split_unit, units_contradict
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import VALIDATION
 from prompt_aug.templates import Template
@@ -39,6 +42,8 @@ REFLECTION = ("rethink", "recheck", "recalculate")  # counted by arXiv 2504.2057
 # A prompt that leaves no room for a response is not asked. Its samples count as wrong, so the
 # denominator does not change.
 TOO_LONG = "prompt_too_long"
+# A gold with a decimal point or a power of ten is a measurement, any other is exact.
+MEASURED = re.compile(r"\d\.\d|\.\d|\d[eE][-+]?\d|10\s*\^")
 UNASKED = {"tokens": 0, "finish_reason": TOO_LONG, "correct": False, "status": TOO_LONG}
 
 
@@ -77,8 +82,8 @@ def grade_samples(
             (samples[key]["response"], q["gold"], q["question"], q.get("options", ()))
             for key, q in rest.items()
         ]
-        known = grade_many(answers, extraction=how, on_grade=lambda _: bar.update())
-        grades.update(zip(rest, known, strict=True))
+        graded = grade_many(answers, extraction=how, on_grade=lambda _: bar.update())
+        grades.update(zip(rest, graded, strict=True))
     return [
         _graded_line(key, grades[key], samples[key], question, template, settings)
         for key, question in wanted.items()
@@ -120,6 +125,31 @@ def _graded_line(
                 answer = extract(sample["response"], extraction(name, template))
                 under[name] |= is_close(answer, question["gold"], tolerance)
     return line
+
+
+def is_close(answer: str | None, golds: Sequence[str], tolerance: float) -> bool:
+    """Return True if `answer` is a number within `tolerance` of one of the decimal `golds`.
+
+    Units that contradict the gold's are wrong at any distance, as they are for the grader.
+    """
+    number = None if answer is None else _number(answer)
+    if number is None:
+        return False
+    share = Fraction(str(tolerance))
+    values = filter(None, (_number(gold) for gold in golds if MEASURED.search(gold)))
+    return any(
+        abs(number[0] - value) <= share * abs(value) and not units_contradict(number[1], unit)
+        for value, unit in values
+    )
+
+
+def _number(text: str) -> tuple[Fraction, str | None] | None:
+    """Return (value, unit) of a number, None for any other text."""
+    try:  # an irrational number has the form 3.46+i0
+        value = Fraction(normal_form(text).removesuffix("+i0"))
+        return value, split_unit(canonical(text))[1]
+    except (ValueError, ArithmeticError):
+        return None
 
 
 def join(
@@ -281,9 +311,9 @@ def combine(
     finish benchmarks at the same time, so the entries are read again until nothing has changed.
     """
     while True:
-        found = _entries(folder, identity)
-        entries = {name: entry for name, entry in found.items() if entry["grader"] == VERSION}
-        if old := sorted(set(found) - set(entries)):
+        stored = _entries(folder, identity)
+        entries = {name: entry for name, entry in stored.items() if entry["grader"] == VERSION}
+        if old := sorted(set(stored) - set(entries)):
             print(
                 f"note: {folder.root}: left out, because another version of the grader has graded "
                 f"it: {', '.join(old)}. Run `python -m eval.score {folder.root}`."
@@ -304,13 +334,13 @@ def combine(
             "environment": environment.describe(),
         }
         write_json(folder.scores, record)
-        if _entries(folder, identity) == found:
+        if _entries(folder, identity) == stored:
             return record
 
 
 def _entries(folder: EvaluationFolder, identity: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: read_json(folder.benchmark(name).scores) for name in folder.benchmarks()}
-    return {name: entry for name, entry in found.items() if entry["model"] == dict(identity)}
+    entries = {name: read_json(folder.benchmark(name).scores) for name in folder.benchmarks()}
+    return {name: entry for name, entry in entries.items() if entry["model"] == dict(identity)}
 
 
 def require_one_grader(versions: Mapping[str, str]) -> None:
@@ -337,10 +367,10 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
 def _regrade_all(options: argparse.Namespace) -> None:
     # Only the folder of a checkpoint has a settings file beside it, that of a benchmark has none.
     paths = sorted(options.folder.rglob("scores.json"))
-    found = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
-    if not found:
+    folders = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
+    if not folders:
         raise EvaluationError(f"no scores.json under {options.folder}: run eval.sweep first")
-    for folder in found:
+    for folder in folders:
         average = regrade(folder)["average"]["per_question"]
         print(f"{folder.root}: accuracy {average['accuracy']:.4f}")
 

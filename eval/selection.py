@@ -24,17 +24,17 @@ from recipe.run.folder import EvaluationFolder, RunFolder
 def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> str:
     """Return why the questions are no validation split of the training data, or ""."""
     files = folder.benchmark(benchmark)
-    asked = {question["uid"] for question in read_lines(files.questions)}
+    uids = {question["uid"] for question in read_lines(files.questions)}
     path = Path(str(read_json(files.scores).get("path") or ""))
     if path.suffix != ".parquet" or not path.is_file():
         return f"{path} is not an existing parquet file"
     splits = {question.uid: question.split for question in read_parquet(path)}
-    if any(splits.get(uid) != VALIDATION for uid in asked):
+    if any(splits.get(uid) != VALIDATION for uid in uids):
         return f"{path} has questions that are not of the split {VALIDATION!r}"
     trained = RunFolder(run).data("train")
     if not trained.is_file():
         return f"{trained}, which lists the training questions, is missing"
-    shared = asked & {question.uid for question in read_parquet(trained)}
+    shared = uids & {question.uid for question in read_parquet(trained)}
     return f"{len(shared)} of its questions were trained on" if shared else ""
 
 
@@ -43,14 +43,14 @@ def pick_checkpoint(
 ) -> Selection:
     """Write selection.json beside the evaluation's settings, and return it."""
     scored, entries = scored_steps(run, settings), {}
-    for step, one in scored.items():
-        if benchmark not in one.benchmarks:
+    for step, evaluated in scored.items():
+        if benchmark not in evaluated.benchmarks:
             raise EvaluationError(f"step {step} is not evaluated on {benchmark}: run eval.sweep")
-        entries[step] = {benchmark: one.benchmarks[benchmark]}
+        entries[step] = {benchmark: evaluated.benchmarks[benchmark]}
     last = scored[max(scored)].folder
-    if other := [s for s in entries if asked_differently(entries[max(entries)], entries[s])]:
+    if differing := [s for s in entries if asked_differently(entries[max(entries)], entries[s])]:
         raise EvaluationError(
-            f"{benchmark} was asked or graded differently at the steps {other} than at step "
+            f"{benchmark} was asked or graded differently at the steps {differing} than at step "
             f"{max(entries)}: run eval.sweep for all steps with the same options"
         )
     scores = {step: float(entry[benchmark]["accuracy"]) for step, entry in entries.items()}
@@ -75,7 +75,8 @@ def pick_checkpoint(
 def _select(options: argparse.Namespace) -> None:
     picked = pick_checkpoint(options.run, options.benchmark, options.settings, options.on_test_set)
     for step, score in picked.scores.items():
-        print(f"step {step}: {score:.4f}{'  <- picked' * (int(step) == picked.step)}")
+        mark = "  <- picked" if int(step) == picked.step else ""
+        print(f"step {step}: {score:.4f}{mark}")
     if picked.kind == "test":
         print(f"warning: picked on a test set ({picked.reason}); its score there is too high")
 

@@ -64,15 +64,15 @@ def reference_log_probabilities(
     network = AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, dtype), trust_remote_code=False
     ).eval()
-    found = []
+    rows = []
     with torch.inference_mode():
         for ids in prompts:
             tokens = torch.tensor([ids])
             scores = network(tokens).logits[0, :-1].float().log_softmax(-1)
-            found.append(scores.gather(-1, tokens[0, 1:, None])[:, 0].tolist())
+            rows.append(scores.gather(-1, tokens[0, 1:, None])[:, 0].tolist())
     del network
     gc.collect()
-    return found
+    return rows
 
 
 class Session:

@@ -97,19 +97,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _chat(value: str) -> dict[str, Any]:
     try:
-        found = parse_yaml(value, value)
+        arguments = parse_yaml(value, value)
     except FileError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise argparse.ArgumentTypeError(f"{value!r} is not a mapping such as '{{key: value}}'")
-    return found
+    return arguments
 
 
 def _pair(value: str) -> tuple[str, str]:
-    name, _, found = value.partition("=")
-    if not name or not found:
+    name, _, content = value.partition("=")
+    if not name or not content:
         raise argparse.ArgumentTypeError(f"{value!r}: write NAME=VALUE")
-    return name, found
+    return name, content
 
 
 def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
@@ -210,7 +210,7 @@ def _follow(
     last = select(read_config(run), "trainer.total_training_steps")
     if options.watch and not isinstance(last, int):
         raise EvaluationError(f"{run}: trainer.total_training_steps={last}: not a number")
-    said = ""
+    printed = ""
     while True:
         if options.watch:
             # The export has its own lock and skips what is done. It may fail while a step is saved.
@@ -227,9 +227,9 @@ def _follow(
         steps = [checkpoint.step for checkpoint in checkpoints]
         state = state_of(RunFolder(run), done=False, begun=bool(steps))
         note = f"waiting for step {last}: evaluated: {steps}; the training is {state}"
-        if note != said:  # no end: the training may be requeued, or run where its lock is not seen
+        if note != printed:  # no limit: the training may be requeued, or be on another machine
             print(note if state == "running" else f"{note}. Its command continues it.", flush=True)
-        said = note
+        printed = note
         time.sleep(WATCH_SECONDS)
 
 
@@ -267,13 +267,13 @@ def work(
 
 def _print_scores(item: Item, limit: int) -> None:
     entry = read_json(item.folder.scores)
-    error, asked, truncated = (
+    error, settings, truncated = (
         entry[key] for key in ("standard_error", "settings", "truncation_rate")
     )
     spread = "" if error is None else f" +- {error:.4f}"
     print(
         f"  {item.name}: accuracy {entry['accuracy']:.4f}{spread} ({entry['questions']}"
-        f" of {asked['of']} questions x {asked['samples']}), truncated {truncated:.4f}"
+        f" of {settings['of']} questions x {settings['samples']}), truncated {truncated:.4f}"
     )
     if truncated > TRUNCATED:
         print(

@@ -77,8 +77,8 @@ def worked(equation: list[str], numbers: list[float]) -> tuple[str, float]:
 
 def reordered(question: Question) -> str:
     """Return the question sentence first, then what is given: a rephrasing by a rule."""
-    *given, asked = re.split(r"(?<=[.?!])\s+", question.text)
-    return f"{asked} {' '.join(given)}" if given else f"Answer this: {asked}"
+    *given, query = re.split(r"(?<=[.?!])\s+", question.text)
+    return f"{query} {' '.join(given)}" if given else f"Answer this: {query}"
 
 
 def training(folder: Path) -> list[tuple[Question, str]]:
@@ -118,7 +118,7 @@ def write_solved(folder: Path, out: Path) -> None:
         if rendered.prefill.endswith("step"):  # of a sentence without its end
             text = f".\n{text}"
         turns = [*rendered.messages, ("assistant", rendered.prefill + text)]
-        rows.append({"messages": [{"role": role, "content": said} for role, said in turns]})
+        rows.append({"messages": [{"role": role, "content": turn} for role, turn in turns]})
     pq.write_table(pa.Table.from_pylist(rows), out / "solved.parquet")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from page_commands import FENCED, JOBS, Command, ParsedError, commands_of, load_command
 
-from eval.publish.__main__ import check_asked
+from eval.publish import check_asked
 from prompt_aug.base.errors import UserError
 from prompt_aug.prepare.__main__ import check_paths
 from prompt_aug.rephrase.options import validate

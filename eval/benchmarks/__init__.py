@@ -133,8 +133,8 @@ class LoadedBenchmark:
 def read_benchmark(path: Path) -> Benchmark:
     benchmark = read_typed(path, Benchmark, EvaluationError)
     files = {"file": benchmark.file, "shots": benchmark.shots}
-    found = {k: str((path.parent / v).resolve()) for k, v in files.items() if v is not None}
-    return benchmark.model_copy(update=found)
+    absolute = {k: str((path.parent / v).resolve()) for k, v in files.items() if v is not None}
+    return benchmark.model_copy(update=absolute)
 
 
 @functools.cache
@@ -169,24 +169,24 @@ def load(
     sampling, the benchmark's own number if it is larger.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
-    known = ours = known_benchmarks().get(name)
+    record = ours = known_benchmarks().get(name)
     if path is not None and path.suffix in (".yaml", ".yml"):
-        known, path = read_benchmark(path), None
-    if known is None and path is None:
+        record, path = read_benchmark(path), None
+    if record is None and path is None:
         raise EvaluationError(
             f"unknown benchmark {name!r}{closest(name, known_benchmarks()) or ':'} Known are "
             f"{', '.join(known_benchmarks())}"
         )
-    benchmark = known or Benchmark(questions=1, file=str(path))
+    benchmark = record or Benchmark(questions=1, file=str(path))
     source = str(path or benchmark.file or f"hub:{benchmark.hub}")
     rows = _questions(name, path, benchmark)
     counted = count_repeats(rows)
-    if ours is known is not None and len(rows) == known.questions:
+    if ours is record is not None and len(rows) == record.questions:
         counted = [(question, 1) for question in rows]  # its published denominator
     questions, repeats = [question for question, _ in counted], min(n for _, n in counted)
-    if known is not None and len(questions) != known.questions:
+    if record is not None and len(questions) != record.questions:
         raise EvaluationError(
-            f"{name} has {known.questions} questions, but {source} has {len(questions)}: use "
+            f"{name} has {record.questions} questions, but {source} has {len(questions)}: use "
             "another name, or the right file"
         )
     allowed, digest = benchmark.digests(local=path is not None), content_digest(questions)
@@ -292,16 +292,16 @@ def _question(
 
 
 def _with_choices(row: Mapping[str, Any], made: Question, benchmark: Benchmark) -> Lettered:
-    found, answer = field_of(row, str(benchmark.choices)), made.answers[0]
-    if isinstance(found, list):
-        found = {"text": found, "label": range(len(found))}
-    if not isinstance(found, dict) or not {"text", "label"} <= set(found):
+    column, answer = field_of(row, str(benchmark.choices)), made.answers[0]
+    if isinstance(column, list):
+        column = {"text": column, "label": range(len(column))}
+    if not isinstance(column, dict) or not {"text", "label"} <= set(column):
         raise QuestionError(
             f"choices={benchmark.choices}: the column has neither a list nor text and label. Name "
             "another column."
         )
-    options = tuple(option.strip() for option in answer_texts(found["text"]))
-    labels = list(answer_texts(found["label"]))
+    options = tuple(option.strip() for option in answer_texts(column["text"]))
+    labels = list(answer_texts(column["label"]))
     if answer not in labels or not len(labels) == len(options) <= len(LETTERS):
         raise QuestionError(
             f"{benchmark.answer}={answer} is not one of the labels {labels} of {len(options)} "

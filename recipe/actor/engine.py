@@ -85,16 +85,16 @@ def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[
     rows = [row.tolist() for row in data["input_ids"].unbind()]
     skips = tu.get_non_tensor_data(data, SKIPS_ZEROS, False)
     silent = without_advantage(data) if skips else [False] * len(rows)
-    found: list[list[int]] = []
+    indices: list[list[int]] = []
     micro_batches = []
     for kind in (True, False):
         chosen = [index for index, is_silent in enumerate(silent) if is_silent is kind]
         for part in batches([rows[i] for i in chosen], data["max_token_len_per_gpu"]):
-            found.append([chosen[i] for i in part])
-            micro_batches.append(tu.index_select_tensor_dict(data, found[-1]))
+            indices.append([chosen[i] for i in part])
+            micro_batches.append(tu.index_select_tensor_dict(data, indices[-1]))
             tu.assign_non_tensor(micro_batches[-1], **{NO_GRADIENT: kind})
     tu.assign_non_tensor(micro_batches[-1], **{NO_GRADIENT: False})
-    return micro_batches, found
+    return micro_batches, indices
 
 
 VERLS = transformer_impl.prepare_micro_batches

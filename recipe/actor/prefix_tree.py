@@ -112,15 +112,15 @@ def batches(sequences: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     A token that several sequences of a batch have in a common prefix counts once. In lexicographic
     order, as in `plant`. A sequence of more than `tokens` tokens is a batch of its own.
     """
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     size, last = 0, _Row()
     for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
         sequence = sequences[index]
-        shared = last.shared(sequence) if found else 0
-        if not found or size + len(sequence) - shared > tokens:
-            found.append([])
+        shared = last.shared(sequence) if parts else 0
+        if not parts or size + len(sequence) - shared > tokens:
+            parts.append([])
             size, shared, last = 0, 0, _Row()
         last.add(sequence, shared)
         size += len(sequence) - shared
-        found[-1].append(index)
-    return found
+        parts[-1].append(index)
+    return parts

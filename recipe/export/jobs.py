@@ -64,9 +64,9 @@ def choose(run: Path, sources: Sources, steps: Sequence[int] | None) -> Sources:
     return {step: sources[step] for step in wanted if step in sources}
 
 
-def choose_dtype(config: dict[str, Any], source: Path, asked: str | None) -> str:
-    """`asked`, else the dtype of the run's rollouts, else that of the checkpoint's config.json."""
-    value = asked or select(config, "actor_rollout_ref.rollout.dtype")
+def choose_dtype(config: dict[str, Any], source: Path, stated: str | None) -> str:
+    """Return `stated`, else the dtype of the rollouts, else that of the saved config.json."""
+    value = stated or select(config, "actor_rollout_ref.rollout.dtype")
     if value in (None, "auto"):
         path = source / "huggingface" / "config.json"
         model = read_json(path) if path.is_file() else {}

@@ -36,7 +36,7 @@ def deltas(adapter: State, lora: Lora) -> State:
     modules = [name.removesuffix(A) for name in adapter if name.endswith(A)]
     if not modules or adapter.keys() != {m + end for m in modules for end in (A, B)}:
         raise MismatchError("the tensors of the adapter are not one A and one B per linear layer")
-    found = {}
+    added = {}
     for module in modules:
         # Copies: the last bits of a product may depend on where its factors begin in memory.
         down, up = (adapter[module + end].float().clone() for end in (A, B))
@@ -45,8 +45,8 @@ def deltas(adapter: State, lora: Lora) -> State:
                 f"{module}: A is {tuple(down.shape)} and B {tuple(up.shape)}, not of rank "
                 f"{lora.rank}"
             )
-        found[plain(f"{module}.weight")] = lora.alpha / lora.rank * (up @ down)
-    return found
+        added[plain(f"{module}.weight")] = lora.alpha / lora.rank * (up @ down)
+    return added
 
 
 def peft_names(adapter: State) -> State:

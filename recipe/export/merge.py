@@ -54,19 +54,19 @@ class StatedDtypeMerger(FSDPModelMerger):
     ) -> dict[str, torch.Tensor]:
         shards = [self._load_shard(world_size, rank) for rank in range(total_shards)]
 
-        def whole(name: str) -> torch.Tensor:
+        def full(name: str) -> torch.Tensor:
             parts = [shard.pop(name) for shard in shards]
             is_sharded = isinstance(parts[0], DTensor)
             return merged(parts) if is_sharded else merge_non_dtensor_shards(name, parts)
 
         added: adapters.State = {}
         if self.lora:
-            adapter = {name: whole(name) for name in sorted(filter(adapters.is_adapter, shards[0]))}
+            adapter = {name: full(name) for name in sorted(filter(adapters.is_adapter, shards[0]))}
             added = adapters.deltas(adapter, self.lora)
             adapters.write(Path(self.config.target_dir) / adapters.FOLDER, adapter, self.lora)
         weights = {}
         for name in sorted(shards[0]):
-            plain, value = adapters.plain(name), whole(name)
+            plain, value = adapters.plain(name), full(name)
             if plain in added:
                 value = value + added.pop(plain)
             weights[plain] = value.to(self.dtype) if value.is_floating_point() else value

@@ -48,10 +48,10 @@ def merged(parts: Sequence[DTensor], rank: int = 0, ranks: int = 1) -> torch.Ten
     low, high = min(rank * size, rows), min((rank + 1) * size, rows)
     first = min(low // old, len(parts) - 1)
     read = [part._local_tensor for part in parts[first : max(first + 1, -(-high // old))]]
-    whole = torch.cat(read, dim)
-    chunk = whole.narrow(dim, low - first * old if high > low else 0, high - low)
+    joined = torch.cat(read, dim)
+    chunk = joined.narrow(dim, low - first * old if high > low else 0, high - low)
     # torch.save would write the whole storage of a view.
-    return whole if chunk.shape == whole.shape else chunk.clone()
+    return joined if chunk.shape == joined.shape else chunk.clone()
 
 
 def load(path: Path) -> Any:

@@ -86,26 +86,26 @@ def compare(
                 f"rank {rank} and the merged model differ in {len(odd)} names: {', '.join(odd[:3])}"
             )
     elements = 0
-    for name, whole in model.items():
+    for name, tensor in model.items():
         parts = [shard[name] for shard in shards]
         wanted = dtype if parts[0].is_floating_point() else parts[0].dtype
-        if whole.shape != parts[0].shape or whole.dtype != wanted:
+        if tensor.shape != parts[0].shape or tensor.dtype != wanted:
             raise MismatchError(
-                f"{name}: merged {whole.dtype} {tuple(whole.shape)}, "
+                f"{name}: merged {tensor.dtype} {tuple(tensor.shape)}, "
                 f"shards {wanted} {tuple(parts[0].shape)}"
             )
-        covered = torch.zeros(whole.shape, dtype=torch.bool)
+        covered = torch.zeros(tensor.shape, dtype=torch.bool)
         for place, local in _pieces(name, parts):
             if added and name in added:
                 local = local + added[name][place]
             if not bool(torch.isfinite(local).all()):
                 raise MismatchError(f"{name} holds values that are not finite: training diverged")
-            if not torch.equal(_bits(whole[place]), _bits(local.to(wanted))):
+            if not torch.equal(_bits(tensor[place]), _bits(local.to(wanted))):
                 raise MismatchError(f"{name}: the merged values differ from the shards")
             covered[place] = True
         if not bool(covered.all()):
             raise MismatchError(f"{name}: the shards do not cover the whole tensor")
-        elements += whole.numel()
+        elements += tensor.numel()
     return elements
 
 

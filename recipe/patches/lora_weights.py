@@ -21,11 +21,11 @@ def adapt(module: ModuleType) -> None:
             with module.merged_lora_context(engine.module, backup_adapters=True):
                 params = module.normalize_peft_param_name(engine.module.state_dict())
                 for name, param in module.convert_weight_keys(params, engine.module).items():
-                    whole = param
+                    weight = param
                     if isinstance(param, module.DTensor):  # with offload_policy it is elsewhere
-                        whole = param.to(module.get_device_id()).full_tensor()
+                        weight = param.to(module.get_device_id()).full_tensor()
                     # A copy: at the end the start model's weights return to this memory.
-                    yield name, whole.detach().clone()
+                    yield name, weight.detach().clone()
         finally:
             if engine._is_offload_param:
                 module.offload_fsdp_model_to_cpu(engine.module)

@@ -192,8 +192,8 @@ def write_data(settings: Settings, bank: Bank, folder: Path) -> Any:
     folder.mkdir(parents=True)
     for split, count in settings.world.questions.model_dump().items():
         chosen = problems(settings.world, split, count, settings.seed)
-        asked = [to_question(p, split, settings.seed) for p in chosen]
-        write_parquet(asked, folder / f"{split}.parquet")
+        questions = [to_question(p, split, settings.seed) for p in chosen]
+        write_parquet(questions, folder / f"{split}.parquet")
     if not settings.templates:
         return None
     tokenizer = build_tokenizer(corpus(settings.world, bank))

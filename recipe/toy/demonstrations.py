@@ -47,11 +47,11 @@ def worked(a: int, op: str, b: int, mistakes: Mistakes = NONE) -> tuple[str, str
     pairs = list(zip(digits_of(a, columns), digits_of(b, columns), strict=True))
     written, answer, due = [], "", False
     for column, (x, y) in enumerate(pairs):
-        note = due and column not in mistakes.forget
+        note = int(due and column not in mistakes.forget)
         left, last = x, column == columns - 1
         if op == "-":
             due = not last and x - note < y
-            left += 10 * due
+            left += 10 if due else 0
             result = left - y - note
         else:
             result = x + y + note
@@ -62,7 +62,7 @@ def worked(a: int, op: str, b: int, mistakes: Mistakes = NONE) -> tuple[str, str
         answer = (str(result) if last else str(result % 10)) + answer
     # One column restates the problem by itself.
     work = written[0] if columns == 1 else f"{a}{op}{b}: " + ", ".join(written)
-    answer = str(int(answer) + mistakes.copy)
+    answer = str(int(answer) + int(mistakes.copy))
     return work, answer[:-2] + answer[:-3:-1] if mistakes.place else answer
 
 

@@ -106,8 +106,8 @@ def encode(
     """
     rephrasing = random.Random(repr(key)).choice(rephrasings(problem, seed))
     frame = BARE if template is None else template
-    asked = render(frame, phrase(problem, rephrasing), tokenizer).text
-    prompt = tokenizer.encode(asked, add_special_tokens=False)
+    rendered = render(frame, phrase(problem, rephrasing), tokenizer).text
+    prompt = tokenizer.encode(rendered, add_special_tokens=False)
     text = draw_demonstration(world, problem, frame.name, *key)
     response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     return prompt + response, [IGNORED] * len(prompt) + response

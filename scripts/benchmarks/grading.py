@@ -65,9 +65,9 @@ def respelled(gold: str) -> str:
     return f" {text} ".replace("+", " + ").replace(",", ", " if "," in gold else ",")
 
 
-def wrong(gold: str, other: str) -> str:
+def wrong(gold: str, another: str) -> str:
     """Return an answer that is not the gold: a number off by one, or another gold plus 1."""
-    return str(int(gold) + 1) if gold.lstrip("-").isdigit() else other + " + 1"
+    return str(int(gold) + 1) if gold.lstrip("-").isdigit() else another + " + 1"
 
 
 def workload(ordinary: int, hostile: int, seed: int) -> list[tuple[str, str, str]]:
@@ -138,21 +138,21 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     if given.corpus:
         files = sorted(given.corpus.rglob("*.jsonl"))
         rows = [row for file in files for line in iter_lines(file) for row in stored(line)]
-    asked = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
+    questions = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
     reading = extraction(given.extraction)
     grades = {}
 
     def ours(response: str, gold: str) -> bool:
         key = response, gold
-        grades[key] = grade(*key, question=asked.get(key, ""), extraction=reading)
+        grades[key] = grade(*key, question=questions.get(key, ""), extraction=reading)
         return grades[key].correct
 
     report = score_all("prompt_aug.grading", ours, rows)
     differ = [row for row in rows if grades[row[1], row[2]].correct != (row[0] == "right")]
     for verdict, response, gold, *_ in differ[:20] if given.corpus else ():
         graded = grades[response, gold]
-        told = f"{verdict!r} stored, {graded.status}: {graded.extracted!r} for {gold!r}"
-        print(f"{told}; ends {response[-60:]!r}")
+        grade_line = f"{verdict!r} stored, {graded.status}: {graded.extracted!r} for {gold!r}"
+        print(f"{grade_line}; ends {response[-60:]!r}")
     statuses = Counter(grades[r, g].status for kind, r, g, *_ in rows if kind == "hostile")
     print(json.dumps({**report, "statuses of the hostile": statuses}))
     if not given.skip_verl:

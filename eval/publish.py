@@ -1,7 +1,14 @@
-"""Model card of an exported checkpoint, and the upload of its folder to a hub."""
+"""Export the scores and samples of a run to other tools. Nothing is uploaded without --push.
 
+For each scored checkpoint, or those of --steps: scores in the training's tensorboard or wandb run,
+a model card in the exported folder.
+"""
+
+import argparse
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +27,23 @@ from huggingface_hub.errors import HFValidationError
 
 from eval import EvaluationError
 from eval.checkpoints import from_manifest, verify
+from eval.command import add_settings, run_command, text
 from eval.report import tables
+from eval.report.data import scored_steps
 from eval.score import Scored
+from prompt_aug.base.commands import add_steps, existing, make_parser
+from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
+from recipe.run import environment
 from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
+SUFFIX = ".eval"  # of our event file, which a second call replaces
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class Evaluated(Scored):
         return f"{self.run.resolve().name}-step_{self.step}"
 
 
-def write(checkpoint: Evaluated) -> Path:
+def write_card(checkpoint: Evaluated) -> Path:
     """Write README.md into the exported folder. An export of the start model gets no card."""
     folder = RunFolder(checkpoint.run).exported(checkpoint.step)
     if not (folder / MANIFEST).is_file():
@@ -59,12 +72,12 @@ def write(checkpoint: Evaluated) -> Path:
 
 def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
     """Upload the exported folder with its card, private unless `public`; return its address."""
-    hub, folder = HfApi(), write(checkpoint).parent
+    hub, folder = HfApi(), write_card(checkpoint).parent
     try:
         hub.create_repo(repository, private=not public, exist_ok=True)
         if bool(hub.repo_info(repository).private) == public:
-            found = "private" if public else "public, and --public is not given"
-            raise EvaluationError(f"--push {repository}: it exists and is {found}")
+            state = "private" if public else "public, and --public is not given"
+            raise EvaluationError(f"--push {repository}: it exists and is {state}")
         done = hub.upload_folder(repo_id=repository, folder_path=folder)
     except (HTTPError, OSError, HFValidationError) as error:
         reason = str(error).partition("\n")[0]
@@ -87,11 +100,11 @@ def model_card(checkpoint: Evaluated) -> str:
     hubs = sorted({p.hub for name, p in load_presets().items() if name in sources and p.hub})
     results, scores = [], [["benchmark", "questions x samples", "% correct"]]
     for benchmark, entry in checkpoint.benchmarks.items():
-        asked, value = entry["settings"], round(100 * entry["accuracy"], 2)
+        evaluated, value = entry["settings"], round(100 * entry["accuracy"], 2)
         results.append(EvalResult("text-generation", benchmark, benchmark, "pass@1", value))
-        size = f"{asked['questions']} of {asked['of']} x {asked['samples']}"
+        size = f"{evaluated['questions']} of {evaluated['of']} x {evaluated['samples']}"
         own = ("template", "shots", "extraction", "tolerance")
-        named = [f"{k} {asked[k]}" for k in own if asked.get(k) not in (None, "default")]
+        named = [f"{k} {evaluated[k]}" for k in own if evaluated.get(k) not in (None, "default")]
         scores.append([benchmark, ", ".join([size, *named]), tables.share(entry)])
     data = ModelCardData(
         base_model=hub_id,
@@ -114,14 +127,14 @@ def model_card(checkpoint: Evaluated) -> str:
         "commit of the evaluation": checkpoint.record["environment"].get("commit"),
     }
     settings = checkpoint.record["settings"].items()
-    told = ", ".join(f"{key} {value}" for key, value in settings if "sha256" not in key)
+    shown = ", ".join(f"{key} {value}" for key, value in settings if "sha256" not in key)
     return str(
         ModelCard(
             f"---\n{data.to_yaml()}\n---\n\n# {checkpoint.model}\n\n"
             f"{tables.markdown_table([[key, str(value)] for key, value in facts.items()])}\n\n"
             f"## Scores\n\n{tables.markdown_table(scores)}\n\n"
             "±: one standard error, clustered by question. Brackets: 95 % interval, at 0 and "
-            f"100 %. Settings: {told}. Grader {checkpoint.record['grader']}."
+            f"100 %. Settings: {shown}. Grader {checkpoint.record['grader']}."
             f"{_picked(checkpoint)}\n\n"
             f"## Prompt\n\n{_prompt(checkpoint, config)}"
         )
@@ -156,12 +169,12 @@ def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
     prompts = Prompts.read(checkpoint.folder.prompts)
     template = prompts.bank[checkpoint.record["settings"]["template"]]
-    said, user = template.system, template.user
-    if said and prompts.form.instruction == "user":
-        said, user = None, f"{said}\n{user}"
-    system = [{"role": "system", "content": said}] if said else []
+    system, user = template.system, template.user
+    if system and prompts.form.instruction == "user":
+        system, user = None, f"{system}\n{user}"
+    turns = [("system", system), ("user", user)]
     shown = {
-        "messages": [*system, {"role": "user", "content": user}],
+        "messages": [{"role": role, "content": turn} for role, turn in turns if turn],
         "apply_chat_template_kwargs": dict(prompts.form.chat),
         "prefill": template.prefill,
         "stop": list(template.stop),
@@ -175,3 +188,100 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
         f"\n\n~~~~yaml\n{content}~~~~\n"
         + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
     )
+
+
+# ------------------------------------------------------------------------- loggers
+
+
+def scalars(checkpoint: Evaluated) -> dict[str, float]:
+    values = {}
+    for name, entry in checkpoint.benchmarks.items():
+        for key in ("accuracy", "standard_error"):
+            values[f"{name}/{key}"] = entry[key]
+        values |= {f"{name}/pass@{k}": value for k, value in entry["pass_at_k"].items()}
+    for kind in ("per_question", "per_benchmark"):
+        values[f"{kind}/accuracy"] = checkpoint.record["average"][kind]["accuracy"]
+    return {f"eval/{key}": float(value) for key, value in values.items() if value is not None}
+
+
+def to_tensorboard(run: Path, checkpoints: Sequence[Evaluated]) -> Path:
+    """Write an event file into RUN/tensorboard, replacing an earlier one of this command."""
+    from torch.utils.tensorboard import SummaryWriter  # imports torch
+
+    folder = Path(os.environ.get("TENSORBOARD_DIR", RunFolder(run).tensorboard))
+    for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+        old.unlink()
+    with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
+        for checkpoint in checkpoints:
+            for tag, value in scalars(checkpoint).items():
+                writer.add_scalar(tag, value, checkpoint.step)
+    return folder
+
+
+def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
+    """Log into the training's wandb run (WANDB_MODE=offline: a folder of RUN); return its id."""
+    import wandb
+
+    folder = RunFolder(run)
+    environment.keep_wandb_run(folder.wandb_run)
+    config = read_config(run) if folder.config.exists() else {}
+    with wandb.init(
+        project=select(config, "trainer.project_name"),
+        name=select(config, "trainer.experiment_name"),
+        id=os.environ["WANDB_RUN_ID"],
+        resume="allow",
+        dir=str(run),
+    ) as session:
+        session.define_metric("eval/step")  # wandb's own step cannot go back
+        session.define_metric("eval/*", step_metric="eval/step")
+        for checkpoint in checkpoints:
+            session.log({"eval/step": checkpoint.step, **scalars(checkpoint)})
+        return str(session.id)
+
+
+LOGGERS = {"tensorboard": to_tensorboard, "wandb": to_wandb}
+
+
+def check_asked(options: argparse.Namespace) -> None:
+    if not any((options.log, options.card, options.push)):
+        raise UsageError("nothing to do: add --log, --card or --push")
+
+
+def publish(options: argparse.Namespace) -> None:
+    check_asked(options)
+    run, steps = options.run, options.steps
+    scored = scored_steps(run, options.settings)
+    if missing := sorted(set(steps or ()) - set(scored)):
+        raise EvaluationError(f"{run} has no scores of the steps {missing}: {sorted(scored)}")
+    checkpoints = [
+        Evaluated(evaluated.folder, evaluated.record, run, step)
+        for step, evaluated in scored.items()
+        if steps is None or step in steps
+    ]
+    if options.push and len(checkpoints) != 1:
+        raise UsageError("--push uploads one checkpoint: add --steps N")
+    for checkpoint in checkpoints:
+        if options.card and not options.push and (checkpoint.step or steps):
+            print(f"card: {write_card(checkpoint)}")
+        if options.push:
+            print(f"pushed: {push(checkpoint, options.push, public=options.public)}")
+    for name in dict.fromkeys(options.log):
+        print(f"{name}: {LOGGERS[name](run, checkpoints)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    example = "python -m eval.publish runs/grpo --steps 20 --card --log tensorboard"
+    parser = make_parser("python -m eval.publish", __doc__, example=example)
+    add = parser.add_argument
+    add("run", type=existing, help="run folder")
+    add_steps(parser)
+    add_settings(parser)
+    add("--log", nargs="+", choices=LOGGERS, default=[], help="add to the training's run")
+    add("--card", action="store_true", help="write the model card README.md in RUN/hf/step_N")
+    add("--push", type=text, metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
+    add("--public", action="store_true", help="with --push: visible to everyone")
+    return run_command(parser, arguments, publish, "what was written stays")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,9 +16,9 @@ from evaluated import changing, write_checkpoint
 from huggingface_hub import HfApi, ModelCard, constants
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from eval import publish
 from eval.checkpoints import from_manifest
-from eval.publish import card
-from eval.publish.__main__ import main
+from eval.publish import main
 from prompt_aug.base.files import write_json
 from prompt_aug.questions import make_question, write_parquet
 
@@ -106,8 +106,8 @@ def test_scores_in_the_wandb_run_of_the_training(
         for record in records
         if record.WhichOneof("record_type") == "history"
     ]
-    found = [(row["eval/step"], row["eval/toy/accuracy"]) for row in rows]
-    assert found == [(0, 0.0), (20, 0.625)]
+    points = [(row["eval/step"], row["eval/toy/accuracy"]) for row in rows]
+    assert points == [(0, 0.0), (20, 0.625)]
 
 
 # ------------------------------------------------------------------------- model card
@@ -178,7 +178,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub()
-    monkeypatch.setattr(card, "HfApi", lambda: hub)
+    monkeypatch.setattr(publish, "HfApi", lambda: hub)
     return hub
 
 
@@ -224,10 +224,10 @@ def test_a_failed_upload_is_one_line(
 ) -> None:
     endpoint = "http://127.0.0.1:9"  # nothing listens there
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(card, "HfApi", lambda: HfApi(endpoint=endpoint, token="none"))
+    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint=endpoint, token="none"))
     for offline, repository in ((True, "me/model"), (False, "me/model"), (False, "a/b/c")):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
         assert main([str(run), "--steps", "20", "--push", repository]) == 1
-        told = capsys.readouterr().err.splitlines()
-        (line,) = (line for line in told if not line.endswith("so far"))  # of a slow machine
+        printed = capsys.readouterr().err.splitlines()
+        (line,) = (line for line in printed if not line.endswith("so far"))  # of a slow machine
         assert f"--push {repository}" in line and endpoint in line

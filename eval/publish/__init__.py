@@ -1,1 +1,0 @@
-"""Exports of scores and samples, one module each: ``python -m eval.publish RUN``."""
