@@ -40,14 +40,14 @@ from prompt_aug.questions import VALIDATION, write_parquet
 from prompt_aug.typed import parse_yaml
 
 SHOWN = 10
-KNOWN = Path(__file__).resolve().parents[2] / "eval" / "benchmarks"  # those of eval.sweep
+KNOWN = Path(__file__).resolve().parents[2] / "eval" / "benchmarks.yaml"  # those of eval.sweep
 
 
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Return question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
     SOURCE is a file, a folder or a hub id, with SPLIT "test" by default, or the record of a
-    benchmark: a name in eval/benchmarks, or a yaml file like those. Raises SourceError.
+    benchmark: a name in eval/benchmarks.yaml, or a yaml file. Raises SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:
@@ -56,11 +56,11 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
         name = name or Path(source).stem
         if name in benchmarks:
             raise SourceError(f"two benchmarks are called {name}: write NAME={source}")
-        known = KNOWN / f"{source}.yaml"
-        record = known if known.is_file() and not Path(source).exists() else Path(source)
         asked: dict[str, Any] = {"source": source, "split": split or "test"}
-        if record.suffix == ".yaml":
-            asked = _record(record)
+        if Path(source).suffix == ".yaml":
+            asked = _arguments(_read(Path(source)), Path(source))
+        elif not Path(source).exists() and source in (known := _read(KNOWN)):
+            asked = _arguments(known[source], KNOWN)
         columns, rows = Columns(text=asked.pop("text", None)), load_rows(**asked)
         names = column_names(rows)
         columns = complete(columns, names, asked["source"], answer=False, remedy=IN_YAML)
@@ -68,12 +68,15 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     return benchmarks
 
 
-def _record(path: Path) -> dict[str, Any]:
-    """Return the arguments of `load_rows`, and the text column, of the record of a benchmark."""
+def _read(path: Path) -> Any:
     try:
-        record = parse_yaml(read_text(path), str(path))
+        return parse_yaml(read_text(path), str(path))
     except (OSError, UserError) as error:
         raise SourceError(f"the record of a benchmark cannot be read: {error}") from error
+
+
+def _arguments(record: Any, path: Path) -> dict[str, Any]:
+    """Return the arguments of `load_rows`, and the text column, of the record of a benchmark."""
     if not isinstance(record, Mapping) or not (record.get("hub") or record.get("file")):
         raise SourceError(f"{path} is no record of a benchmark: it has neither hub nor file")
     source = str(path.parent / record["file"]) if record.get("file") else str(record["hub"])

@@ -119,7 +119,7 @@ def load_rows(
         return _from_hub(source, data_files=file, split="train", revision=revision)
     raise SourceError(
         f"{source!r}: neither a file, nor a folder, nor a known name, nor an id like owner/name. "
-        "--help lists the presets, eval/benchmarks/ has the benchmarks."
+        "--help lists the presets, eval/benchmarks.yaml has the benchmarks."
     )
 
 

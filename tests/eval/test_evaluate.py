@@ -1,5 +1,6 @@
 """From requests to scores.json: kills, more samples, other settings, locks, broken engines."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
 from eval.engine import Request
 from eval.score import regrade
-from prompt_aug.base.files import read_lines
+from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import Question, make_question
 from recipe.run.folder import EvaluationFolder
 
@@ -259,3 +260,38 @@ def test_changed_settings_on_disk_are_an_error(run: Runner, make_benchmark: Make
     path.write_text(path.read_text().replace('"max_tokens": 64', '"max_tokens": 65'))
     with pytest.raises(EvaluationError, match="max_tokens: 65 -> 64"):
         run(FakeEngine(right), make_benchmark(samples=2))
+
+
+OWN = {"toy": "own_verifiers.even"}
+
+
+@pytest.mark.config  # starts worker processes
+def test_a_verifier_of_the_user_scores_and_grades_again(
+    run: Runner, make_benchmark: MakeBenchmark
+) -> None:
+    """Golds 1 to 6: the grader finds none of them, the verifier takes the three even ones."""
+    benchmark, engine = make_benchmark(), FakeEngine(lambda _: "\\boxed{77}")
+    entry = run(engine, benchmark)["benchmarks"]["toy"]
+    assert entry["accuracy"] == 0.0
+    assert not {"verifiers", "parts"} & {*entry, *entry["settings"]}
+    assert run.items[0].is_done()
+
+    entry = run(engine, benchmark, verifiers=OWN)["benchmarks"]["toy"]
+    (item,) = run.items
+    assert len(engine.asked) == 6  # the same responses, graded again
+    assert entry["accuracy"] == 0.5
+    assert entry["accuracy_under"] == {"strict": 0.5, "default": 0.5}
+    assert entry["parts"] == {"score": 0.75}
+    assert entry["settings"]["verifiers"]["functions"] == {"toy": "own_verifiers.even"}
+    lines = read_lines(item.folder.grades)[1:]
+    assert [line["parts"]["score"] for line in lines] == [0.5, 1.0] * 3
+    assert {line["extracted"] for line in lines} == {"77}"}
+    assert item.is_done()
+
+    older = copy.deepcopy(entry)
+    older["settings"]["verifiers"]["sha256"] = {"own_verifiers.even": "older"}
+    write_json(item.folder.scores, older)
+    assert not item.is_done()  # scores of another version of the function
+    made = regrade(item.evaluation)["benchmarks"]["toy"]
+    assert made == entry == read_json(item.folder.scores)
+    assert item.is_done()

@@ -1,4 +1,4 @@
-"""Grading again, damaged samples, grader versions, extraction, seeds: all without an engine."""
+"""Grading again, damaged samples, grader versions, extraction, tolerance, seeds: no engine."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from evaluated import MODEL, changing, write_checkpoint
 
 from eval import EvaluationError
 from eval.engine import request_seed
-from eval.score import combine, main, regrade
+from eval.score import combine, is_close, main, regrade
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION
 from recipe.run.folder import EvaluationFolder
@@ -116,3 +116,30 @@ def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:
     assert request_seed(7, "u1", 3) == int("78a96226", 16) >> 1
     seeds = {request_seed(s, u, n) for s in (0, 1) for u in ("a", "b") for n in range(8)}
     assert len(seeds) == 32
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "close"),
+    [
+        ("4.49e33", "4.5e33", True),
+        (r"4.49 \times 10^{33} \text{ erg/s}", "4.5e33", True),
+        ("1.01", "1.00", True),  # exactly the tolerance
+        ("1.0101", "1.00", False),
+        ("-2.5", "2.5", False),
+        ("9.05", "9", False),  # a whole number is exact
+        ("0.33", "1/3", False),
+        (r"3.21\ \mathrm{cm}", r"3.2 \text{ cm}", True),
+        ("3.21 m", "3.2 cm", False),
+        (r"1e-7", r"1.004 \times 10^{-7}", True),
+        ("x", "2.5", False),
+        (r"2\sqrt3", "3.46", True),
+        ("e^2", "7.39", True),
+        ("2+3i", "2.0", False),
+        ("2.5 or 3", "2.5", False),
+        ("0.1", "0.0", False),
+        (None, "2.5", False),
+    ],
+)
+def test_only_numbers_near_a_measurement(answer: str | None, gold: str, close: bool) -> None:
+    assert is_close(answer, [gold], 0.01) is close
+    assert is_close(answer, ["77.5", gold], 0.01) is close

@@ -198,9 +198,10 @@ def test_the_records_of_benchmarks_say_what_to_keep_out(
         assert list(manifest["benchmarks"]) == [given.partition(".")[0]]
     assert kept["pears.jsonl"] == kept["pears.yaml"] < kept["plums.yaml"]
     with monkeypatch.context() as patch:  # by its name, as eval.sweep knows it
-        patch.setattr(prepare, "KNOWN", records)
+        (records / "known.yaml").write_text("pears: {questions: 1, file: pears.jsonl}")
+        patch.setattr(prepare, "KNOWN", records / "known.yaml")
         assert prepare.load_benchmarks(["pears"]).keys() == {"pears"}
-    assert (prepare.KNOWN / "aime24.yaml").is_file()
+    assert "\naime24:" in prepare.KNOWN.read_text()
     (records / "pears.yaml").write_text("questions: 1\n")
     assert prepare.main([source, out, "--against", str(records / "pears.yaml")]) == 1
     assert "pears.yaml is no record of a benchmark" in capsys.readouterr().err

@@ -1,7 +1,6 @@
-"""Benchmarks: a yaml file each, and the questions that a request selects.
+"""Benchmarks, and the questions that a request selects.
 
-The yaml files in this folder are the known benchmarks. A user's own is requested as NAME=PATH.yaml.
-Keys:
+benchmarks.yaml has those with a name. A user's own is a yaml file of its own, NAME=PATH.yaml. Keys:
 
     questions      the number of different questions; another number in the data is rejected
     hub, revision, config, split   the data set on the hub;  or
@@ -62,7 +61,7 @@ from prompt_aug.templates.rendering import Shots
 from prompt_aug.typed import Part, Positive, Record, Several, Text, closest, parse_typed, read_typed
 from recipe.run.evaluation import BenchmarkRequest, Samples
 
-FOLDER = Path(__file__).parent
+KNOWN = Path(__file__).with_suffix(".yaml")
 Lettered = tuple[str, tuple[str, ...], tuple[str, ...]]  # question with options, letter, options
 
 
@@ -139,7 +138,7 @@ def read_benchmark(path: Path) -> Benchmark:
 
 @functools.cache
 def known_benchmarks() -> Mapping[str, Benchmark]:
-    return {path.stem: read_benchmark(path) for path in sorted(FOLDER.glob("*.yaml"))}
+    return read_typed(KNOWN, dict[str, Benchmark], EvaluationError)
 
 
 def parse_request(text: str) -> BenchmarkRequest:
