@@ -19,7 +19,7 @@ def _one_thread(torch: Any) -> None:
 
 @wrapt.when_imported("recipe.config.compose")
 def _merges_once(module: Any) -> None:
-    from quick_compose import merging_once
+    from composed import merging_once
 
     module.compose = merging_once(module.compose, module.EXAMPLES)
 

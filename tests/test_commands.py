@@ -77,15 +77,11 @@ def test_help_is_complete_and_options_are_written_out(parser: argparse.ArgumentP
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "words"),
     [
-        ("recipe.export", ["nowhere"], 2, "is not a folder"),
         ("recipe.export", ["."], 1, "not a run folder"),
         ("recipe.export", ["", "--steps", "1"], 2, "is empty"),
-        ("recipe.fork", ["nowhere", "new", "--step", "1"], 2, "is not a folder"),
         ("recipe.fork", [".", "new", "--step", "1"], 1, "not a run folder"),
         ("recipe.runs", ["nowhere"], 2, "is not a folder"),
         ("recipe.plan", ["tyo"], 1, "did you mean toy"),
-        ("eval.sweep", ["nowhere"], 2, "is not a folder"),
-        ("eval.sweep", ["--model", "m"], 2, "--out"),
         ("eval.report", ["nowhere"], 2, "is not a folder"),
         ("prompt_aug.prepare", ["nowhere", "o.parquet"], 2, "--no-benchmarks"),
         ("prompt_aug.prepare", ["nowhere", "o.parquet", "--no-benchmarks"], 1, "nowhere"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from recipe.export.jobs import Lora, MismatchError
+from recipe.export import Lora, MismatchError
 
 PREFIX = "base_model.model."  # of every name in a PEFT model
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"

@@ -14,8 +14,8 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from prompt_aug.base.files import read_json, write_json
+from recipe.export import Lora
 from recipe.export import lora as adapters
-from recipe.export.jobs import Lora
 from recipe.export.shards import load, merged
 from recipe.run.checkpoints import shard_name
 

@@ -14,18 +14,19 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from recipe.export import Lora, MismatchError
 from recipe.export import lora as adapters
-from recipe.export.jobs import Lora, MismatchError
+from recipe.export.shards import load
 from recipe.run.checkpoints import shard_name
 
 
 def load_shards(source: Path, world_size: int) -> list[adapters.State]:
-    """The state dict of each rank, memory-mapped; only tensors are read, no code is run."""
+    """Return the state dict of each rank, memory-mapped. Raises MismatchError."""
     shards = []
     for rank in range(world_size):
         path = source / shard_name("model", world_size, rank)
         try:
-            shards.append(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+            shards.append(load(path))
         except FileNotFoundError:
             raise MismatchError(f"{path} is missing: the checkpoint is not whole") from None
         except Exception as error:  # torch raises half a dozen types for a damaged file
@@ -35,7 +36,7 @@ def load_shards(source: Path, world_size: int) -> list[adapters.State]:
 
 
 def _place(name: str, part: DTensor, rank: int) -> tuple[slice, ...]:
-    """The place in the whole tensor of the part that `rank` holds."""
+    """Return the place of the part that `rank` holds in the whole tensor."""
     mesh = part.device_mesh
     # The mesh in a file is that of the process which wrote it.
     if (mesh.mesh == rank).nonzero().tolist() != [list(mesh.get_coordinate() or ())]:
@@ -54,7 +55,7 @@ def _place(name: str, part: DTensor, rank: int) -> tuple[slice, ...]:
 def _pieces(
     name: str, parts: list[torch.Tensor]
 ) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
-    """(place, local values) of each rank's part of one entry; MismatchError if they do not fit."""
+    """Yield (place, local values) of each rank's part of one entry. Raises MismatchError."""
     for rank, part in enumerate(parts):
         if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
             raise MismatchError(f"{name}: rank {rank} has another shape or dtype than rank 0")

@@ -1,6 +1,5 @@
 """Samples over real HTTP from a scripted server: bodies, retries, refusals, limits, resume."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,9 +31,9 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eval.endpoint.load_tokenizer", lambda _: qwen_base())
 
 
-def completion(text: str, finish: str = "stop", usage: bool = True) -> Reply:
-    counts = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}} if usage else {}
-    return Reply({"choices": [{"text": text, "finish_reason": finish}], **counts})
+def completion(text: str, finish: str = "stop") -> Reply:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5}
+    return Reply({"choices": [{"text": text, "finish_reason": finish}], "usage": usage})
 
 
 def echo(number: int, body: dict[str, Any]) -> Reply:
@@ -125,7 +124,6 @@ def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> No
     ("reply", "count", "error", "message"),
     [
         (Reply({"error": {"message": "no token ids"}}, 400), 50, EndpointError, "no token ids"),
-        (Reply({}, 401), 50, EndpointError, "OPENAI_API_KEY"),
         (Reply({"choices": None}), 1, EvaluationError, "of question u0: not a completion"),
         (Reply({"error": {"message": "context length"}}, 400), 50, EndpointError, "8 equal fail"),
     ],
@@ -154,9 +152,7 @@ def scores_in(folder: Path) -> dict[str, Any]:
     ("reply", "status", "accuracy"),
     [
         (Reply({"choices": []}), "no_choices", 0.75),
-        (Reply({"choices": [{"message": None, "finish_reason": "stop"}]}), "no_content", 0.75),
         (Reply(chat([""], finish="content_filter")), "content_filter", 0.75),
-        (Reply({"error": {"message": "x", "code": "content_filter"}}, 400), "content_filter", 0.75),
         (Reply({"error": {"message": "prompt is too long"}}, 400), "prompt_too_long", 0.75),
         (Reply(chat(["3"], finish=None)), "no_finish_reason", 1.0),
         (Reply(chat(["3"], finish="eos_token")), "", 1.0),
@@ -184,28 +180,16 @@ def test_a_question_without_a_whole_answer_is_counted_and_named(
     assert entry["status_rates"].get(status, 0) == 1 - accuracy
 
 
-def test_a_reply_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte at a time, faster than any limit of a single read."""
-    monkeypatch.setattr("eval.endpoint.TIMEOUT", 0.2)
-    with (
-        server_of(lambda n, b: Reply(chat(["3"]), pause=0.1)) as endpoint,
-        pytest.raises(EvaluationError, match=r"question u0: ReadTimeout: no response in 0\.2 s"),
-    ):
-        list(engine_at(endpoint.url).stream(requests(1)))
-
-
-@pytest.mark.parametrize(
-    "url", ["http://me:secret@localhost:1/v1", "http://localhost:1/v1?key=secret"]
-)
 def test_an_address_with_a_secret_is_rejected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(chat_command(url, tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert "--endpoint: has a user name" in error and "secret" not in error
+    for url in ("http://me:secret@localhost:1/v1", "http://localhost:1/v1?key=secret"):
+        assert main(chat_command(url, tmp_path)) == 2
+        error = capsys.readouterr().err
+        assert "--endpoint: has a user name" in error and "secret" not in error
+        with pytest.raises(UsageError, match="OPENAI_BASE_URL"):
+            Endpoint(base_url=url)
     assert not (tmp_path / "o").exists()
-    with pytest.raises(UsageError, match="OPENAI_BASE_URL"):
-        Endpoint(base_url=url)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +197,6 @@ def test_an_address_with_a_secret_is_rejected(
     [
         ({"prompt_tokens": 3, "completion_tokens": 5}, 5, (3, 5)),
         ({"prompt_tokens": 0, "completion_tokens": 0}, None, (3, 8)),
-        ({"prompt_tokens": 3, "completion_tokens": -7}, None, (3, 8)),
-        ({"prompt_tokens": 3, "completion_tokens": math.nan}, None, (3, 8)),
         (None, None, (3, 8)),
     ],
 )

@@ -5,7 +5,7 @@ import json
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,10 +159,9 @@ def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: 
 class Hub:
     """Records the calls of an upload."""
 
-    def __init__(self) -> None:
-        self.created: dict[str, Any] = {}
-        self.files: set[str] = set()
-        self.was_public = False
+    created: Mapping[str, Any] = {}
+    files: frozenset[str] = frozenset()
+    was_public = False
 
     def create_repo(self, repository: str, **options: Any) -> None:
         self.created = {"repository": repository, **options}
@@ -171,7 +170,7 @@ class Hub:
         return SimpleNamespace(private=self.created["private"] and not self.was_public)
 
     def upload_folder(self, folder_path: Path, **_: Any) -> SimpleNamespace:
-        self.files = {path.name for path in folder_path.iterdir()}
+        self.files = frozenset(path.name for path in folder_path.iterdir())
         return SimpleNamespace(commit_url="the/address")
 
 

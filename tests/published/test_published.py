@@ -1,18 +1,19 @@
 """Prompts and format rewards of the published layers are those of the papers' authors.
 
 digests.json holds what the authors' own code gave, at the commits that examples/PUBLISHED.md names,
-for one question and for the responses of tests/helpers/published_responses.py. None of their text
-is here.
+for one question and for a fixed corpus of responses: worked answers of the toy world in every
+template's format, then broken. None of the authors' text is here.
 """
 
 import hashlib
 import json
+import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from published_responses import digest, responses
 from tiny_model import save_tokenizer
 
 from eval import sweep
@@ -22,11 +23,49 @@ from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import BankError, load_bank
 from prompt_aug.templates.__main__ import main as templates
 from recipe import train
+from recipe.toy.demonstrations import draw_demonstration
+from recipe.toy.world import Problem, load_world
 
 AUTHORS = json.loads(Path(__file__).with_name("digests.json").read_text())
 PROMPTS, REWARDS = AUTHORS["prompts"], AUTHORS["format_rewards"]
 NAMES = load_bank().names
 MADE = Path(__file__).resolve().parents[2] / "data" / "published"  # where the command writes
+
+
+# ------------------------------------------------------------------------- responses
+
+SIZE = 6500  # responses, an equal part of them in the format of each template
+MARKERS = sorted({marker for t in load_bank().values() for marker in t.published})
+PIECES = [*MARKERS, *(m.strip() for m in MARKERS), "\n", " ", "", "\\boxed{1}", "</s>", "<think"]
+
+
+def broken(text: str, chance: random.Random) -> str:
+    """`text` after up to four changes."""
+    for _ in range(chance.randrange(5)):
+        here = [m for m in MARKERS if m in text]
+        place = text.find(chance.choice(here)) if here else chance.randrange(len(text) + 1)
+        end = min(len(text), place + chance.randrange(1, 24))
+        piece = chance.choice([text[place:end], *PIECES])
+        kind = chance.randrange(3)
+        cut = text[:place] + (text[place:] if kind == 0 else text[end:])
+        spot = chance.randrange(len(cut) + 1) if kind == 2 else min(place, len(cut))
+        text = cut[:spot] + piece + cut[spot:]
+    return text
+
+
+def responses() -> Iterator[str]:
+    """SIZE responses."""
+    world, names, chance = load_world("sums"), load_bank().names, random.Random(0)
+    for i in range(SIZE):
+        b, a = sorted(chance.randrange(10, 100) for _ in range(2))
+        problem = Problem(a=a, op=chance.choice("+-"), b=b, level=2)
+        text = draw_demonstration(world, problem, names[i % len(names)], "published", i)
+        yield text if i % 5 == 0 else broken(text, chance)
+
+
+def digest(texts: list[str]) -> str:
+    """SHA-256 of texts in their order."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def sha256(text: str) -> str:

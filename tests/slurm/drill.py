@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,35 +146,6 @@ def node_loss(run: Path) -> str:
 ENDED = ("COMPLETED", "FAILED")
 
 
-def array(run: Path) -> str:
-    """Four jobs export ten checkpoints over both nodes; one is requeued in the middle."""
-    model = {"model": {"path": str(run.parent)}, "rollout": {"dtype": "float32"}}
-    for step in range(1, 11):
-        actor = run / "checkpoints" / f"global_step_{step}" / "actor"
-        (actor / "huggingface").mkdir(parents=True)
-        (actor / "huggingface" / "config.json").write_text("{}")
-        (actor / "fsdp_config.json").write_text('{"world_size": 1}')
-        with zipfile.ZipFile(actor / "model_world_size_1_rank_0.pt", "w") as shard:
-            shard.writestr("w", "w")
-    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
-    (run.parent / "config.json").write_text("{}")
-    (run / "config.yaml").write_text(json.dumps({"actor_rollout_ref": model}))
-    options = ["--array=0-3", "--time=10", "--gpus-per-node=0"]
-    job = submit(run, *options, job="sweep", STAND_IN="stages")
-    wait("work of task 2", lambda: any("by 2 on" in line for line in steps(run)), 90)
-    slurm("scontrol", "requeue", f"{job}_2")
-    slurm("scontrol", "update", f"JobId={job}_2", "StartTime=now")
-    states = ["squeue", "-h", "-r", "-j", job, "-t", "PD,R,CG,S", "-o", "%T"]
-    wait("the end of all", lambda: not slurm(*states).strip(), 400)
-    done = [line.split() for line in steps(run) if line.startswith("done")]
-    exported = sorted(int(p.parent.name[5:]) for p in run.glob("hf/step_*/manifest.json"))
-    assert exported == list(range(11)), exported
-    assert len({line[1] for line in done}) == len(done) == 10, done
-    by = {f"{line[3]} on {line[5]}" for line in done}
-    assert {line[5] for line in done} == {"n1", "n2"}, by
-    return f"10 steps and the start model exported, each converted once, by {sorted(by)}"
-
-
 def twice(run: Path) -> str:
     """A run folder locked by a job on the other node is rejected, and free after its kill."""
     python, script = sys.executable, str(HERE / "stand_in.py")
@@ -268,7 +238,7 @@ def lost_raylet(run: Path) -> str:
     return f"requeued after {seen:.0f} s, resumed from step 2, 5 steps, each line once"
 
 
-DRILLS = (scancel, limit, preemption, node_loss, array, twice, two_nodes, lost_raylet)
+DRILLS = (scancel, limit, preemption, node_loss, twice, two_nodes, lost_raylet)
 
 
 def main() -> int:

@@ -37,31 +37,6 @@ def main() -> int:
     return 0
 
 
-def note(run: Path, text: str) -> None:
-    with (run / "steps.txt").open("a") as log:
-        print(text, file=log)
-
-
-def stage() -> int:
-    """The real recipe.export with its locks, around conversions of three seconds; else nothing."""
-    if sys.argv[2] != "recipe.export":
-        return 0
-    from recipe.export import __main__ as export
-
-    run = Path(sys.argv[3])
-
-    def convert(source: Path, target: Path, dtype: str, ranks: int, lora: object) -> int:
-        who = f"{os.environ['SLURM_ARRAY_TASK_ID']} on {os.uname().nodename}"
-        note(run, f"begun {source.parent.name} by {who}")
-        time.sleep(3)
-        note(run, f"done {source.parent.name} by {who}")
-        (target / "model.safetensors").write_text(source.parent.name)
-        return 1
-
-    export.convert = convert
-    return export.main(sys.argv[3:])
-
-
 def hold(folder: str) -> int:
     """Lock a folder and hold it, or print the reason."""
     from prompt_aug.base import files
@@ -80,8 +55,6 @@ def hold(folder: str) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "hold":
         sys.exit(hold(sys.argv[2]))
-    if os.environ.get("STAND_IN") == "stages":
-        sys.exit(stage())
     if "-c" in sys.argv or "recipe.train" not in sys.argv:
         sys.exit(0)
     sys.exit(main())

@@ -21,7 +21,6 @@ import yaml
 
 from prompt_aug.base.files import lock
 from recipe.export import __main__ as export
-from recipe.export import jobs as export_jobs
 
 
 def write_shard(path: Path, text: str) -> None:
@@ -129,7 +128,7 @@ def test_a_checkpoint_that_is_not_finished_is_ignored_with_a_note(
     assert converted == [2, 4]
     assert "global_step_10 is ignored" in capsys.readouterr().err
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").unlink()
-    sources, notes = export_jobs.find(run)
+    sources, notes = export.find(run)
     assert sources == {0: None} and "has no saved step" in notes[-1]
 
 
@@ -193,16 +192,16 @@ def test_another_dtype_than_the_exported_one_and_a_full_disk_are_refused(
 
 
 def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -> None:
-    source = export_jobs.find(make_run(tmp_path))[0][2]
+    source = export.find(make_run(tmp_path))[0][2]
     assert source is not None
     rollouts = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
     automatic = {"actor_rollout_ref": {"rollout": {"dtype": "auto"}}}
-    assert export_jobs.choose_dtype(rollouts, source, "bfloat16") == "bfloat16"
-    assert export_jobs.choose_dtype(rollouts, source, None) == "float32"
-    assert export_jobs.choose_dtype(automatic, source, None) == "bfloat16"  # of config.json
+    assert export.choose_dtype(rollouts, source, "bfloat16") == "bfloat16"
+    assert export.choose_dtype(rollouts, source, None) == "float32"
+    assert export.choose_dtype(automatic, source, None) == "bfloat16"  # of config.json
     half = {"actor_rollout_ref": {"rollout": {"dtype": "float16"}}}
     with pytest.raises(export.ExportError, match="float16 is not one of"):
-        export_jobs.choose_dtype(half, source, None)
+        export.choose_dtype(half, source, None)
 
 
 def test_steps_that_are_not_there_are_refused(

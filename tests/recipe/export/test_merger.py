@@ -1,19 +1,21 @@
-"""The real export: verl merges the shards of two ranks, every bit is checked.
-
-The check itself is in test_verify.py; test_shards.py has shards that FSDP2 wrote.
-"""
+"""The real export: verl merges the shards of two ranks, with LoRA too; every bit is checked."""
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from fake_shards import save_checkpoint
+from peft import PeftModel
+from tiny_lora import ALPHA, RANK, logits, tuned
 from tiny_model import untrained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipe.export import __main__ as export
 from recipe.export.__main__ import main
 from recipe.export.verify import MismatchError, verify
 
@@ -89,3 +91,111 @@ def test_a_corrupt_shard_and_a_swapped_one(run: Path, capsys: pytest.CaptureFixt
     shutil.copy(two / "model_world_size_2_rank_0.pt", two / "model_world_size_2_rank_1.pt")
     assert main([str(run), "--steps", "2"]) == 1
     assert not (run / "hf" / "step_2").exists()
+
+
+pytestmark = pytest.mark.config
+KINDS = ["untied", "tied"]
+META = "lora_train_meta.json"
+
+
+def settings(kind: str) -> dict[str, Any]:
+    return {"vocab_size": 258, "tie_word_embeddings": kind == "tied"}
+
+
+@pytest.fixture(scope="module")
+def saved_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two lora_run folders, with tied embeddings and without, and the start model of each."""
+    base = tmp_path_factory.mktemp("lora")
+    for kind in KINDS:
+        lora_run = base / kind
+        actor = lora_run / "checkpoints" / "global_step_1" / "actor"
+        save_checkpoint(tuned(**settings(kind)), actor)
+        (actor / META).write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA}))
+        (lora_run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+        start = lora_run / "start"
+        tuned(**settings(kind)).unload().save_pretrained(start)
+        config = {"path": str(start), "lora_rank": RANK, "lora_alpha": ALPHA}
+        sections = {"model": config, "rollout": {"dtype": "float32"}}
+        (lora_run / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": sections}))
+    yield base
+
+
+@pytest.fixture
+def lora_run(saved_lora: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved_lora / "untied", tmp_path / "run", ignore=shutil.ignore_patterns("hf"))
+    return tmp_path / "run"
+
+
+def loaded(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_and_adapter_are_the_tuned_model(saved_lora: Path, kind: str) -> None:
+    lora_run = saved_lora / kind
+    assert export.main([str(lora_run), "--steps", "1"]) == 0
+    folder, wanted = lora_run / "hf" / "step_1", logits(tuned(**settings(kind)))
+    start = loaded(lora_run / "start")
+    torch.testing.assert_close(logits(loaded(folder)), wanted, atol=1e-5, rtol=0)
+    assert (logits(start) - wanted).abs().max() > 0.01
+    with_adapter = PeftModel.from_pretrained(start, str(folder / "adapter"))
+    torch.testing.assert_close(logits(with_adapter), wanted, atol=1e-5, rtol=0)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert "adapter/adapter_model.safetensors" in manifest["files"]
+    assert manifest["parameters"] == sum(p.numel() for p in loaded(folder).parameters())
+
+
+def test_bfloat16_is_the_rounded_sum_and_not_a_sum_of_rounded_weights(lora_run: Path) -> None:
+    assert export.main([str(lora_run), "--steps", "1", "--dtype", "bfloat16"]) == 0
+    wanted = tuned(**settings("untied")).merge_and_unload().bfloat16().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(
+        lora_run / "hf" / "step_1", dtype="auto"
+    ).state_dict()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+
+
+LAYER = "base_model.model.model.layers.1.mlp.up_proj"
+PART_A, PART_B = "lora_A.default.weight", "lora_B.default.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # The scale that is stated beside the shards.
+        ({"r": RANK, "lora_alpha": 24}, "r=3 and lora_alpha=24, but config.yaml has 3 and 12"),
+        (None, "r=None and lora_alpha=None"),  # nothing is stated
+        # The tensors of each shard.
+        (lambda s: s.pop(f"{LAYER}.{PART_B}"), "not one A and one B per linear layer"),
+        (
+            lambda s: s.update({f"{LAYER}2.{p}": s[f"{LAYER}.{p}"] for p in (PART_A, PART_B)}),
+            "layers that the model has not: model.layers.1.mlp.up_proj2.weight",
+        ),
+        (lambda s: s[f"{LAYER}.{PART_A}"]._local_tensor.fill_(torch.inf), "not finite"),
+    ],
+)
+def test_a_checkpoint_whose_adapter_is_not_known_is_refused(
+    lora_run: Path, change: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    actor = lora_run / "checkpoints" / "global_step_1" / "actor"
+    if change is None:
+        (actor / META).unlink()
+    elif isinstance(change, dict):
+        (actor / META).write_text(json.dumps(change))
+    for path in actor.glob("model_*.pt") if callable(change) else []:
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+    assert export.main([str(lora_run), "--steps", "1"]) == 1
+    assert message in capsys.readouterr().err
+    assert not (lora_run / "hf" / "step_1").exists()
+
+
+def test_another_alpha_or_no_adapter_would_be_seen(lora_run: Path) -> None:
+    """Negative control: with both records wrong the export is far from the tuned model."""
+    config, actor = lora_run / "config.yaml", lora_run / "checkpoints" / "global_step_1" / "actor"
+    config.write_text(config.read_text().replace(f"lora_alpha: {ALPHA}", "lora_alpha: 13"))
+    (actor / META).write_text(json.dumps({"r": RANK, "lora_alpha": 13}))
+    assert export.main([str(lora_run), "--steps", "1"]) == 0
+    wanted = logits(tuned(**settings("untied")))
+    assert (logits(loaded(lora_run / "hf" / "step_1")) - wanted).abs().max() > 1e-3

@@ -1,15 +1,20 @@
-"""The record of a step: read once, sorted, without padding; written once, with excluded rows."""
+"""A step: read once, sorted, without padding; written once; its signal; its records on disk."""
 
 import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rollout_batches import Queue, fetched, record, row
 from verl.workers import engine_workers
 
+from recipe.run.folder import RunFolder, write_arrays
 from recipe.trainer import batch as batches
+from recipe.trainer.question_stats import QuestionStats
+from recipe.trainer.records import arrays, lines
+from recipe.trainer.training_signal import signal_of
 
 ROWS = {
     "b_2_0": row(True, 3, question="q", session=2),
@@ -166,3 +171,65 @@ def test_the_fields_are_reduced_only_inside_the_context() -> None:
         assert batch.fields == list(batches.ACTOR_FIELDS)
         raise RuntimeError("the worker failed")
     assert batch.fields == ["all"]
+
+
+def test_the_signal_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toy_config: Any
+) -> None:
+    """Two groups with one right response each; the first is a filler group."""
+    config, seeds = toy_config.copy(), set()
+    config.recipe.run_dir, config.recipe.save_tensors_every = str(tmp_path), 2
+    config.recipe.history.enable = True
+    rows = {
+        f"{group}_{i}_0": row(i == 0, 2 + i, question=question, session=i)
+        for group, question in (("a", "p"), ("b", "q"))
+        for i in range(2)
+    }
+    for seed, step in ((1, 2), (1, 3), (2, 2)):
+        config.recipe.seed = seed
+        stats, queue = QuestionStats(config.recipe), Queue(rows)
+        stats.load({"shortest": {"q": 1}})
+        rollouts, _, columns = signal_of(
+            fetched(queue, monkeypatch),
+            config,
+            step=step,
+            stats=stats,
+            filled_groups={"a"},
+            kl_controller=None,
+            weight_logprobs=None,
+            metrics={},
+        )
+        seeds.add(rollouts.seed)
+        assert rollouts.shortest == [None, None, 1, 1]
+        trained = columns["advantages"].abs().sum(1) > 0
+        assert trained.tolist() == [False, False, True, True]
+    assert len(seeds) == 3
+    assert [path.name for path in RunFolder(tmp_path).tensors(2).parent.iterdir()] == ["step_2.npz"]
+
+
+class Words:
+    def decode(self, ids: torch.Tensor) -> str:
+        return " ".join(map(str, ids.tolist()))
+
+
+def test_saved_tensors_read_back_without_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {"g-q_0_0": row(True, 2), "g-q_1_0": row(False, 3, session=1)}
+    listed["g-q_1_0"]["extra_fields"]["generated_under"] = [9]
+    made = record(fetched(Queue(listed), monkeypatch))
+    path = tmp_path / "tensors" / "step_1.npz"
+    rewards = torch.tensor([1.0, 0.5])
+    write_arrays(path, arrays(made, rewards, torch.zeros(2, 3)))
+    read = np.load(path, allow_pickle=False)
+    assert read["responses"].tolist() == [[0, 1, -1], [0, 1, 2]]
+    assert read["generated_under"].tolist() == [[7, 8], [9, -1]]
+    assert read["prompts"].tolist() == [[7, 8], [7, 8]]
+    assert read["lengths"].tolist() == [2, 3]
+    assert read["rewards"].tolist() == [1.0, 0.5]
+    assert read["group"].tolist() == ["g-q", "g-q"]
+    assert [p.name for p in path.parent.iterdir()] == ["step_1.npz"]
+    first, second = lines(made, rewards, step=4, tokenizer=Words())
+    assert (first["step"], first["prompt"], first["reward"], first["accuracy"]) == (4, "7 8", 1, 1)
+    assert (second["prompt"], second["generated_under"]) == ("7 8", "9")
+    assert (second["rollout"], second["length"], second["uid"]) == (1, 3, "q")

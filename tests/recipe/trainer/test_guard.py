@@ -1,12 +1,14 @@
-"""The guard's verdicts on metrics written by hand."""
+"""The guard's verdicts on metrics written by hand; actors that have ended are named."""
 
 import math
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from recipe.run.folder import metrics_line
 from recipe.trainer.guard import remedy, verdict
+from recipe.trainer.liveness import Liveness
 
 SETTINGS = {"window": 2, "factor": 4.0, "accuracy_drop": 0.1}
 VAL, LENGTH, NORM = "val/math/accuracy", "response_length/mean", "actor/grad_norm"
@@ -61,3 +63,15 @@ def test_the_remedy_forks_from_the_best_saved_step() -> None:
     assert "--step 2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
     assert "lr=5e-05 " in (said := remedy("runs/a", history, [1, 3], 1e-4)) and "--step 3 " in said
     assert "trainer.save_freq" in remedy("runs/a", history, [], 1e-4)
+
+
+def test_a_dead_actor_is_named_and_a_new_one_is_accepted() -> None:
+    answers = [{"queue", "worker_0"}, {"queue", "worker_0", "worker_1"}, None, {"queue"}]
+
+    def named() -> set[str]:
+        if (answer := answers.pop(0)) is None:
+            raise RayError("the head has died")
+        return answer
+
+    alive = Liveness(named)
+    assert [alive.gone() for _ in range(4)] == [[], [], [], ["worker_0", "worker_1"]]
