@@ -49,9 +49,9 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> o
 
     for name in ("parse_args", "parse_known_args", "parse_intermixed_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, parse)
-    with pytest.raises(ParsedError) as found:
+    with pytest.raises(ParsedError) as result:
         load_command(str(request.param.relative_to(ROOT))).main()
-    return found.value.args[0]
+    return result.value.args[0]
 
 
 def parsers_in(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

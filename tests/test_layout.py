@@ -1,4 +1,4 @@
-"""The shape of the code: imports run one way and in no circle, files and functions stay small."""
+"""The shape of the code: imports run one way, files and functions are small, keys in text exist."""
 
 import ast
 import functools
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from keys_in_text import constants_of, wrong_keys, wrong_keys_in_code
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("prompt_aug", "recipe", "eval")
@@ -65,24 +66,24 @@ def _imports(source: str) -> Iterator[tuple[str, str | None, int]]:
 
 def wrong_imports(package: str, source: str) -> list[str]:
     banned, allowed = FORBIDDEN[package] | EVERYWHERE, ALLOWED.get(package)
-    found = {}
+    result = {}
     for module, name, line in imports(source):
-        whole = f"{module}.{name}." if name else f"{module}."
-        if module.partition(".")[0] in banned and not (allowed and whole.startswith(f"{allowed}.")):
-            found[module.partition(".")[0]] = line
-    return [f"line {line}: {module}" for module, line in found.items()]
+        full = f"{module}.{name}." if name else f"{module}."
+        if module.partition(".")[0] in banned and not (allowed and full.startswith(f"{allowed}.")):
+            result[module.partition(".")[0]] = line
+    return [f"line {line}: {module}" for module, line in result.items()]
 
 
 def arrows(modules: Mapping[str, str]) -> dict[str, set[str]]:
     """Which of `modules` (name -> source) each imports, also inside functions."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for importer, source in modules.items():
         candidates = set()
         for module, name, _ in imports(source):
             inside = f"{module}.{name}"
             candidates.add(inside if inside in modules else module)
-        found[importer] = (candidates & set(modules)) - {importer}
-    return found
+        result[importer] = (candidates & set(modules)) - {importer}
+    return result
 
 
 @functools.cache
@@ -116,9 +117,9 @@ def test_no_import_circle() -> None:
     ],
 )
 def test_the_circle_check_sees_what_it_must(modules: dict[str, str], expected: int) -> None:
-    found = circle(arrows(modules))
-    assert len(found) == expected
-    assert not found or found[0] == found[-1]
+    result = circle(arrows(modules))
+    assert len(result) == expected
+    assert not result or result[0] == result[-1]
 
 
 def room(module: str) -> str:
@@ -127,10 +128,10 @@ def room(module: str) -> str:
 
 
 def between_rooms(graph: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for module, imported in graph.items():
-        found.setdefault(room(module), set()).update({room(m) for m in imported} - {room(module)})
-    return found
+        result.setdefault(room(module), set()).update({room(m) for m in imported} - {room(module)})
+    return result
 
 
 def test_no_circle_of_rooms() -> None:
@@ -173,7 +174,7 @@ def spelled_names(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "result"),
     [
         ("run / '.stop'", [".stop"]),
         ("f'{run}/checkpoints/global_step_{step}'", ["global_step_"]),
@@ -182,8 +183,8 @@ def spelled_names(source: str) -> list[str]:
         ("folder.stop_request", []),
     ],
 )
-def test_the_check_of_names_sees_what_it_must(source: str, found: list[str]) -> None:
-    assert spelled_names(source) == [f"line 1: {name}" for name in found]
+def test_the_check_of_names_sees_what_it_must(source: str, result: list[str]) -> None:
+    assert spelled_names(source) == [f"line 1: {name}" for name in result]
 
 
 def test_paths_of_a_run_come_from_the_module_that_owns_them() -> None:
@@ -204,9 +205,9 @@ def what_is_wrong(package: str, source: str) -> list[str]:
 
 def test_every_file_is_small_and_imports_one_way() -> None:
     wrong = {
-        name_of(path): found
+        name_of(path): result
         for path in sources()
-        if (found := what_is_wrong(path.relative_to(ROOT).parts[0], path.read_text("utf-8")))
+        if (result := what_is_wrong(path.relative_to(ROOT).parts[0], path.read_text("utf-8")))
     }
     assert wrong == {}
 
@@ -252,3 +253,62 @@ def test_only_files_of_that_name_start_ray_or_an_engine() -> None:
 )
 def test_the_import_check_sees_what_it_must(package: str, source: str, wrong: list[str]) -> None:
     assert wrong_imports(package, source) == wrong
+
+
+TEXTS = {
+    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    for folder in ("recipe", "eval", "prompt_aug", "scripts")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+CONSTANTS = constants_of(TEXTS.values())
+FOLDERS = ("examples", "recipe", "eval", "prompt_aug", "requirements")
+PAGES = [ROOT / "README.md", *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.md"))]
+
+
+def test_keys_in_the_code_exist() -> None:
+    assert len(TEXTS) > 100
+    result = {path: wrong_keys_in_code(source, CONSTANTS) for path, source in TEXTS.items()}
+    assert {path: keys for path, keys in result.items() if keys} == {}
+
+
+@pytest.mark.config
+def test_keys_on_the_pages_exist() -> None:
+    result = {str(path.relative_to(ROOT)): wrong_keys(path.read_text("utf-8")) for path in PAGES}
+    assert {path: keys for path, keys in result.items() if keys} == {}
+
+
+def test_constants_are_known_unless_ambiguous() -> None:
+    assert CONSTANTS["STEPS"] == "trainer.total_training_steps"
+    assert constants_of(['A, B = "a", "b"', 'A = "c"', "B, C = 1, f'x'"]) == {"B": "b"}
+
+
+def test_wrong_keys_on_a_page_are_found() -> None:
+    text = (
+        "`actor.use_dynamic_bsz=true`, `clip_ratio_high=0.28`, `recipe.augment.modes`, `trainer.x` "
+        "fine: `actor_rollout_ref.actor.use_dynamic_bsz`, `method=grpo`, `recipe.train`, `a == b`, "
+        "`ray_kwargs.ray_init.any`, `metrics.jsonl`, `prompt_aug.grading.grade`, `name`"
+    )
+    wrong = ["actor.use_dynamic_bsz", "clip_ratio_high", "recipe.augment.modes", "trainer.x"]
+    assert wrong_keys(text) == wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ('f"{ACTOR}.optim.lr={lr}: too large"', ""),
+        ('f"{ACTOR}.optim.lrr={lr}: too large"', "actor_rollout_ref.actor.optim.lrr"),
+        ('f"recipe.{key}.x and recipe.advantage.{name}"', ""),
+        ('f"recipe.augments.{key} is off"', "recipe.augments"),
+        ('"set trainer.total_steps, " "or recipe.run_dri"', "trainer.total_steps recipe.run_dri"),
+        ('"lower rollout.max_num_seqs there"', "rollout.max_num_seqs"),
+        ('select(ref, "rollout.max_num_seqs")', ""),
+        ("f\"{select(c, 'recipe.sed')}\"", "recipe.sed"),
+        ('"""The key `recipe.sede`."""', "recipe.sede"),
+        ('"recipe.trian, recipe.errors.userror"', "recipe.trian recipe.errors.userror"),
+        ('"checkpoints/data.pt, ray_kwargs.ray_init.any, recipe.yaml"', ""),
+        ('"recipe.rollout.poll_secondz"', "recipe.rollout.poll_secondz"),  # also a package
+    ],
+)
+def test_wrong_keys_in_code_are_found(code: str, wrong: str) -> None:
+    result = wrong_keys_in_code(code, {"ACTOR": "actor_rollout_ref.actor"})
+    assert result == wrong.split()

@@ -263,10 +263,10 @@ def test_which_ends_of_a_job_are_queued_again(
     checkout: Path, signal: str, state: str, code: int, again: bool
 ) -> None:
     """A signal reaches the training, whose end is awaited; then scontrol is asked to requeue."""
-    found, output, called = job(
+    result, output, called = job(
         checkout, "toy", "trainer.save_freq=5", SIGNAL=signal, STATE=state, CODE=str(code)
     )
-    assert found == code, output
+    assert result == code, output
     assert called[0] == TRAIN
     assert ("ended" in called) == bool(signal)
     assert (called[-1] == "scontrol requeue 17") == again
@@ -401,14 +401,14 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
         ".venv/bin/python -m recipe.train toy recipe.run_dir=runs/my\\ gym trainer.nnodes=2 "
         "trainer.n_gpus_per_node=4 a=1 ",
     ]
-    asked = ["--benchmark", "amc", "--steps", "0", "50", "--samples", "4"]
-    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *asked)
+    options = ["--benchmark", "amc", "--steps", "0", "50", "--samples", "4"]
+    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *options)
     assert code == 1 and "runs/x: no such run folder" in output
     (checkout / "runs" / "x").mkdir(parents=True)
-    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *asked)
+    code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *options)
     assert [line.split(maxsplit=2)[2].strip() for line in output.splitlines()[1:]] == [
         "recipe.export runs/x --steps 0 50",
-        f"eval.sweep runs/x {' '.join(asked)}",
+        f"eval.sweep runs/x {' '.join(options)}",
         "eval.report runs/x",
     ]
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
@@ -520,12 +520,12 @@ def test_ray_starts_on_every_node_before_the_driver(checkout: Path) -> None:
     given = {"SLURM_EXPORT_ENV": "NONE", "SLURM_GPUS": "8", "SLURM_GPUS_PER_NODE": "8"}
     code, output, called = nodes_job(checkout, **given)
     assert code == 0, output
-    asked, *started, train = called
+    address, *started, train = called
     ready, head, other = sorted(started, key=lambda call: ("srun" in call, "n2" in call))
-    assert "--nodelist=n1" in asked and "hostname -I" in asked
+    assert "--nodelist=n1" in address and "hostname -I" in address
     assert "--nodelist=n1 " in head and "--head --node-ip-address=10.0.0.1 --port=20017" in head
     assert "--nodelist=n2 " in other and "--address=10.0.0.1:20017 --num-gpus=4" in other
-    assert all(call.endswith("(ALL, GPUs not given)") for call in (asked, head, other))
+    assert all(call.endswith("(ALL, GPUs not given)") for call in (address, head, other))
     assert ready == "-m recipe.run.ray_ready 2 300"
     assert train.endswith("trainer.nnodes=2 trainer.n_gpus_per_node=4")
 
@@ -588,17 +588,17 @@ def test_rephrasing_serves_its_own_model_and_ends_the_server(
     checkout: Path, variables: dict[str, str], code: int, told: str, last: str
 ) -> None:
     own = {"ANSWERS": "1", "DIES": "", "SERVER_LOOK": "0.2", "MODEL": "m", "PORT": "5"}
-    found, output, called = job(
+    result, output, called = job(
         checkout, "q.parquet", "out.parquet", "--n", "3",
         script="rephrase.sbatch", stand_in=SERVER, **{**own, **variables},
     )  # fmt: skip
-    assert (found, told in output) == (code, True), output
+    assert (result, told in output) == (code, True), output
     assert last in called[-1]
     assert called[0].startswith(
         "vllm.entrypoints.openai.api_server with a key of 64, 64: --model m"
     )
-    asked = [call for call in called if call.startswith("prompt_aug.rephrase")]
-    assert len(asked) == (told[:3] == "the" and not variables.get("DIES")) or "queued" in told
-    for call in asked:
+    rephrased = [call for call in called if call.startswith("prompt_aug.rephrase")]
+    assert len(rephrased) == (told[:3] == "the" and not variables.get("DIES")) or "queued" in told
+    for call in rephrased:
         line = "--model m --base-url http://127.0.0.1:5/v1 --concurrency 128 --n 3"
         assert call == f"prompt_aug.rephrase with a key of 64, 64: q.parquet out.parquet {line}"

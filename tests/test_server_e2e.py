@@ -84,18 +84,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(base: Path) -> Iterator[str]:
-    with serving_model(base / "model", "served", base / "server.log", length=8192) as found:
-        yield found
+    with serving_model(base / "model", "served", base / "server.log", length=8192) as result:
+        yield result
 
 
 def samples(out: Path, model: str) -> dict[tuple[str, str, int], tuple[str, int, str]]:
     """Every sample of both settings: the folder's name begins with template and temperature."""
-    found = {}
+    result = {}
     for path in out.glob(f"*/{model}/toy/samples-*.jsonl"):
         for x in read_lines(path)[1:]:
             key = (path.parents[2].name, x["uid"], x["sample"])
-            found[key] = (x["response"], x["tokens"], x["finish_reason"])
-    return found
+            result[key] = (x["response"], x["tokens"], x["finish_reason"])
+    return result
 
 
 def test_a_server_gives_what_the_engine_gives(base: Path, url: str) -> None:
@@ -113,9 +113,9 @@ def test_a_server_gives_what_the_engine_gives(base: Path, url: str) -> None:
     assert 0 < len(samples(out, "served")) <= 9
     assert sweep(remote) == sweep(remote + SAMPLED) == 0
     assert engine.wait(300) == 0
-    found = samples(out, "served")
-    assert len(found) == 24 + 48 and found == samples(out, "model")
-    assert len({response for response, _, _ in found.values()}) > 24  # they say something
+    result = samples(out, "served")
+    assert len(result) == 24 + 48 and result == samples(out, "model")
+    assert len({response for response, _, _ in result.values()}) > 24  # they say something
 
 
 def test_no_candidate_of_random_weights_is_accepted(
@@ -139,12 +139,12 @@ def test_no_candidate_of_random_weights_is_accepted(
 
 def test_a_model_that_is_never_right_gives_no_signal(url: str, tmp_path: Path) -> None:
     """G responses to the question, N x G to its rephrasings, N x G more to the question itself."""
-    asked = [
+    questions = [
         make_question(text=f"What is {i} + 5?", answers=[str(i + 5)], source="own",
                       rephrasings=(f"Add {i} and 5.", f"Find the sum of {i} and 5."))
         for i in range(3)
     ]  # fmt: skip
-    write_parquet(asked, tmp_path / "asked.parquet")
+    write_parquet(questions, tmp_path / "asked.parquet")
     folder = tmp_path / "diagnosis"
     options = [str(tmp_path / "asked.parquet"), str(folder), "--model", "served"]
     options += ["--base-url", url, "--n", str(N), "--g", str(G), "--answer-tokens", "16"]

@@ -98,7 +98,7 @@ class Kill:
     saved: int = 0  # the last complete checkpoint after the end
     exit: int | None = None
     seconds: float = 0.0  # until the end
-    told: str = ""
+    message: str = ""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -136,8 +136,8 @@ class Drill:
         if kind == "launcher":
             return [self.process.pid]
         if kind == "grader":
-            found = [c for p in processes.marked(str(self.run)) for c in _children(p)]
-            return [p.pid for p in found if "grading/worker.py" in " ".join(_command(p))]
+            result = [c for p in processes.marked(str(self.run)) for c in _children(p)]
+            return [p.pid for p in result if "grading/worker.py" in " ".join(_command(p))]
         if kind == "reaper":
             return [c.pid for c in _children(psutil.Process(self.process.pid)) if _is(c, kind)]
         return [p.pid for p in processes.marked(str(self.run)) if _is(p, kind)]
@@ -178,10 +178,10 @@ class Drill:
             kill.wrong.append("the launching process did not end")
             self.process.kill()
         kill.seconds = round(time.monotonic() - began, 1)
-        kill.told = _told(self.log)
+        kill.message = _told(self.log)
         if kill.process == "reaper":  # only the next start can clean up
             left = processes.marked(str(self.run))
-            kill.told = f"{len(left)} processes are left to the next start"
+            kill.message = f"{len(left)} processes are left to the next start"
             return
         if kill.exit == 0:
             kill.wrong.append("exit code 0")
@@ -200,9 +200,9 @@ class Drill:
         kill.done = max(steps, default=0)
         saved = checkpoints.saved_steps(self.saves)
         folders = {step: checkpoints.step_folder(self.saves, step) for step in saved}
-        whole = [step for step, folder in folders.items() if not checkpoints.damage(folder)]
-        kill.saved = max(whole, default=0)
-        if kill.done >= SAVE_FREQ + 1 and not whole:
+        full = [step for step, folder in folders.items() if not checkpoints.damage(folder)]
+        kill.saved = max(full, default=0)
+        if kill.done >= SAVE_FREQ + 1 and not full:
             kill.wrong.append("no whole checkpoint")
 
     def compare(self, kill: Kill) -> None:
@@ -274,7 +274,7 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
         kill.wrong.append(f"{kill.done} steps were done, {kill.saved} are saved")
     if kill.what == "TERM" and kill.exit != 75:
         kill.wrong.append(f"exit code {kill.exit}")
-    if kill.what == "STOP" and "hang_seconds" not in kill.told:
+    if kill.what == "STOP" and "hang_seconds" not in kill.message:
         kill.wrong.append("the reason is not told")
     if kill.what == "cut lines":
         cut_last_lines(drill)
@@ -294,8 +294,8 @@ def resumed(drill: Drill, kill: Kill, known: int) -> None:
 def cut_last_lines(drill: Drill) -> None:
     """Truncate the last line, as a crash of the machine may."""
     path = run_folder.RunFolder(drill.run).metrics
-    whole = path.read_bytes()
-    path.write_bytes(whole[: -len(whole.splitlines()[-1]) // 2])
+    full = path.read_bytes()
+    path.write_bytes(full[: -len(full.splitlines()[-1]) // 2])
 
 
 def fill(drill: Drill, kill: Kill) -> None:
@@ -312,7 +312,7 @@ def fill(drill: Drill, kill: Kill) -> None:
                 left = psutil.disk_usage(str(drill.run)).free
     drill.end(kill)
     filler.unlink(missing_ok=True)
-    if "disk" not in kill.told:
+    if "disk" not in kill.message:
         kill.wrong.append("the reason is not told")
 
 
@@ -321,9 +321,9 @@ def table(record: Path) -> str:
     rows = ["| # | what | moment | gone on from | done | saved | exit | s | told | wrong |"]
     rows.append("|---|---|---|---:|---:|---:|---:|---:|---|---|")
     for k in read_lines(record):
-        told = k["told"].replace("|", "/").replace("recipe.train: ", "")[:110]
+        message = k["message"].replace("|", "/").replace("recipe.train: ", "")[:110]
         cells = [k["number"], f"{k['what']} {k['process']}", k["moment"], k["resumed"], k["done"]]
-        cells += [k["saved"], k["exit"], k["seconds"], told, "; ".join(k["wrong"]) or "-"]
+        cells += [k["saved"], k["exit"], k["seconds"], message, "; ".join(k["wrong"]) or "-"]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)
 

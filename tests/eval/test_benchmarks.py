@@ -97,16 +97,16 @@ def test_a_changed_copy_of_the_same_size_is_rejected(tmp_path: Path, shared_data
 def test_the_hub_is_asked_for_the_revision_and_its_error_names_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = {}
+    revisions = {}
 
     def fail(source: str, *_: object, revision: str | None, **__: object) -> None:
-        asked[source] = revision
+        revisions[source] = revision
         raise SourceError("no route")
 
     monkeypatch.setattr("eval.benchmarks.load_rows", fail)
     with pytest.raises(EvaluationError, match=r"no route.*--benchmark math500=PATH"):
         load(BenchmarkRequest(name="math500"), greedy=True)
-    assert asked == {"HuggingFaceH4/MATH-500": known_benchmarks()["math500"].revision}
+    assert revisions == {"HuggingFaceH4/MATH-500": known_benchmarks()["math500"].revision}
 
 
 # ------------------------------------------------------------------------- a user's own
@@ -129,8 +129,8 @@ def load_own(path: Path) -> LoadedBenchmark:
 
 def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
     benchmark = load_own(own(tmp_path / "far"))
-    found = [(q.text, q.answers) for q in benchmark.questions]
-    assert found == [("1 + 1?", ("2",)), ("2 + 2?", ("4",))]
+    result = [(q.text, q.answers) for q in benchmark.questions]
+    assert result == [("1 + 1?", ("2",)), ("2 + 2?", ("4",))]
     assert (benchmark.samples, benchmark.name) == (3, "mine")
     load_own(own(tmp_path / "far", sha256=benchmark.sha256))
     rows = "question,answer\n1 + 1?,2\n2 + 2?,5\n"
@@ -183,9 +183,9 @@ def test_shots_stand_in_the_record_or_the_request(tmp_path: Path) -> None:
     identity = benchmark_identity(benchmark, "a template", "default")
     added = {line.split(":")[0] for line in differences(plain, identity)}
     assert added == {"shots", "shots_sha256", "tolerance"}
-    asked = BenchmarkRequest(name="mine", path=str(record), shots=str(tmp_path / "more.yaml"))
+    shown = BenchmarkRequest(name="mine", path=str(record), shots=str(tmp_path / "more.yaml"))
     (tmp_path / "more.yaml").write_text("[{question: 4?, answer: four}]")
-    assert load(asked, greedy=True).shots == (("4?", "four"),)
+    assert load(shown, greedy=True).shots == (("4?", "four"),)
     own(tmp_path, shots=write_shots(tmp_path, "2  + 2?"))
     with pytest.raises(EvaluationError, match=r"\[0\] is a question of the benchmark"):
         load_own(record)
@@ -249,9 +249,9 @@ def test_repeated_rows_are_samples_of_one_question(
     def loaded(rows: str, **how: object) -> tuple[int, int, int, int]:
         path = tmp_path / "rows.csv"
         path.write_text("\n".join(["question,answer", *(f"{i}?,{i}" for i in rows)]))
-        found = load(request(str(how.pop("name", "mine")), path), **{"greedy": True, **how})
+        result = load(request(str(how.pop("name", "mine")), path), **{"greedy": True, **how})
         shown = capsys.readouterr().out.count("\n")
-        return len(found.questions), found.size, found.samples, shown
+        return len(result.questions), result.size, result.samples, shown
 
     assert loaded("012012012") == loaded("000111222") == (3, 3, 3, 1)
     assert loaded("0012") == (3, 3, 1, 1)  # not all repeat

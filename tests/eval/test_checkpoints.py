@@ -33,8 +33,8 @@ def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
     for step in (10, 2, 30):
         export(tmp_path, step, done=step != 30)
     (tmp_path / "hf" / ".step_40.tmp").mkdir()
-    found = find(tmp_path)
-    assert [checkpoint.step for checkpoint in found] == [2, 10]
+    result = find(tmp_path)
+    assert [checkpoint.step for checkpoint in result] == [2, 10]
     with pytest.raises(EvaluationError, match=r"\[11\].*\[2, 10\]"):
         find(tmp_path, [10, 11])
     with pytest.raises(EvaluationError, match=r"recipe\.export"):
@@ -47,14 +47,14 @@ def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
     for step, path in enumerate((str(model), "../../../other/hf/step_7", "some/model")):
         record = {"step": step, "model_path": path, "files": files}
         write_json(tmp_path / "run" / "hf" / f"step_{step}" / "manifest.json", record)
-    found = find(tmp_path / "run")
-    assert [Path(checkpoint.model) for checkpoint in found[:2]] == [model, model]
-    assert found[2].identity == {"model": "some/model"}  # a hub id has no files to verify
-    for checkpoint in found:
+    result = find(tmp_path / "run")
+    assert [Path(checkpoint.model) for checkpoint in result[:2]] == [model, model]
+    assert result[2].identity == {"model": "some/model"}  # a hub id has no files to verify
+    for checkpoint in result:
         verify(checkpoint)
     (model / "tokenizer.json").unlink()
     with pytest.raises(EvaluationError, match=r"step_0: .*tokenizer\.json is missing"):
-        verify(found[0])
+        verify(result[0])
 
 
 def test_other_weights_have_another_identity(tmp_path: Path) -> None:

@@ -26,15 +26,15 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_differences_by_hand(sides: tuple[Path, Path]) -> None:
     """x: A 1/2, 0, 1, 0; B 1, 0, 1/2, 1. Even questions have level 0. z is in B alone."""
-    found = compare(*(read_side(side, None) for side in sides))
-    (total,) = found["All questions"]
+    result = compare(*(read_side(side, None) for side in sides))
+    (total,) = result["All questions"]
     means_a, means_b = [0.5, 0, 1, 0, 1, 1], [1, 0, 0.5, 1, 1, 0]
     assert total.a.accuracy == pytest.approx(3.5 / 6) and total.b.accuracy == pytest.approx(3.5 / 6)
     assert total.difference.mean == 0 and (total.better, total.worse) == (2, 2)
     assert total.difference.standard_error == paired(means_a, means_b).standard_error
-    gains = {row.group: row.difference.mean for row in found["Benchmarks"]}
+    gains = {row.group: row.difference.mean for row in result["Benchmarks"]}
     assert gains == {"x": 0.25, "y": -0.5}
-    levels = {row.group: row.difference.mean for row in found["By level"]}
+    levels = {row.group: row.difference.mean for row in result["By level"]}
     assert levels == {"x, level 0": 0, "x, level 1": 0.5, "y, level 0": 0, "y, level 1": -1}
 
 
@@ -78,16 +78,16 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
     record = {"benchmark": "y", "kind": VALIDATION, "step": 2, "reason": "", "scores": {"2": 1.0}}
     write_json(EvaluationFolder(sides[1]).selection, record)
     assert main([*map(str, sides)]) == 0
-    said = capsys.readouterr().out
-    assert "left out, because a checkpoint was picked by it: y" in said
+    output = capsys.readouterr().out
+    assert "left out, because a checkpoint was picked by it: y" in output
     (total,) = compare(*(read_side(side, None) for side in sides))["All questions"]
     assert total.difference.questions == 4 and total.difference.mean == 0.25
     for side in sides:  # the only benchmark in common stays, with a note
         with changing(side / "scores.json") as scores:
             scores["benchmarks"] = {"y": scores["benchmarks"]["y"]}
     assert main([*map(str, sides)]) == 0
-    said = capsys.readouterr().out
-    assert "picked by y: its score there is too high" in said and "only in" not in said
+    output = capsys.readouterr().out
+    assert "picked by y: its score there is too high" in output and "only in" not in output
 
 
 def test_benchmarks_of_one_side_and_other_settings_are_noted(
@@ -97,10 +97,10 @@ def test_benchmarks_of_one_side_and_other_settings_are_noted(
         scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
         scores["benchmarks"]["x"]["settings"]["shots"] = 4
     assert main([*map(str, sides)]) == 0
-    said = capsys.readouterr().out
-    assert "note: only in B: y, z\n" in said and said.count("only in") == 1
-    assert "note: x: settings differ: shots: 4 -> None\n" in said
-    assert "Benchmarks" not in said and said.splitlines()[3].split()[:2] == ["x", "4"]
+    output = capsys.readouterr().out
+    assert "note: only in B: y, z\n" in output and output.count("only in") == 1
+    assert "note: x: settings differ: shots: 4 -> None\n" in output
+    assert "Benchmarks" not in output and output.splitlines()[3].split()[:2] == ["x", "4"]
 
 
 def test_a_run_stands_for_its_result_and_one_model_may_have_two_settings(

@@ -67,7 +67,7 @@ def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     budget = Budget()
     with server_of(echo) as endpoint:
         stream = engine_at(endpoint.url, budget).stream(requests(6, stop=("END",)))
-        found = {request.question: response for request, response in stream}
+        result = {request.question: response for request, response in stream}
         bodies = {body["prompt"][0]: body for body in endpoint.bodies}
     assert bodies[5] == {
         "model": "tiny", "prompt": [5, 7, 7], "max_tokens": 7, "temperature": 1.0, "top_p": 1.0,
@@ -76,8 +76,8 @@ def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
         "stop_token_ids": [0, 1, 2, 3],
     }  # fmt: skip
     seed = request_seed(3, "u2", 0)
-    assert found[2] == {"response": f"2: {seed}", "tokens": 5, "finish_reason": "stop"}
-    assert sorted(found) == list(range(6))
+    assert result[2] == {"response": f"2: {seed}", "tokens": 5, "finish_reason": "stop"}
+    assert sorted(result) == list(range(6))
     assert budget.spent == Spending(6, 18, 30) and budget.reserved == Spending()
 
 
@@ -111,13 +111,13 @@ def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> No
             return completion("Let me th", "abort") if number < 3 else Reply({}, 429)
         return echo(number, body)
 
-    found = []
+    result = []
     with server_of(script) as endpoint:
         stream = engine_at(endpoint.url).stream(requests(5))
         with pytest.raises(EvaluationError, match=r"1 requests failed.*out of memory"):
-            found.extend(stream)
-    assert sorted(request.question for request, _ in found) == [0, 1, 2, 4]
-    assert {response["finish_reason"] for _, response in found} == {"stop"}
+            result.extend(stream)
+    assert sorted(request.question for request, _ in result) == [0, 1, 2, 4]
+    assert {response["finish_reason"] for _, response in result} == {"stop"}
 
 
 @pytest.mark.parametrize(

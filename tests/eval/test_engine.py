@@ -40,16 +40,16 @@ def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "multiplies", "computed"),
+    ("dtype", "multiplies", "computed"),
     [("auto", True, "bfloat16"), ("auto", False, "float32"), ("bfloat16", False, "bfloat16")],
 )
 def test_precision_on_a_cpu_is_that_of_the_weights_if_it_multiplies_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: Any, multiplies: bool, computed: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: Any, multiplies: bool, computed: str
 ) -> None:
     monkeypatch.setattr("eval.engine.gpus_here", lambda: 0)
     monkeypatch.setattr("eval.engine.multiplies_bfloat16", lambda: multiplies)
     write_json(tmp_path / "config.json", {"dtype": "bfloat16"})
-    assert precision(str(tmp_path), Settings(dtype=asked)) == computed
+    assert precision(str(tmp_path), Settings(dtype=dtype)) == computed
 
 
 @pytest.mark.config  # imports vllm
@@ -59,7 +59,7 @@ def test_a_response_ends_as_in_training_and_a_stop_string_may_be_a_special_token
     pytest.importorskip("vllm")
     tokenizer = qwen_base(tags=True)
     tokenizer.save_pretrained(tmp_path)
-    engine, asked = Engine(str(tmp_path), Settings(), 64), list[Any]()
+    engine, sampling = Engine(str(tmp_path), Settings(), 64), list[Any]()
     texts = ["<think>1</think>2<|im_end|>\n<|im_start|>user\n3", "<answer>2</answer>. So"]
     done = [
         SimpleNamespace(
@@ -69,17 +69,17 @@ def test_a_response_ends_as_in_training_and_a_stop_string_may_be_a_special_token
         )
         for number, text in enumerate(texts, start=1)
     ]
-    add = lambda name, prompt, parameters: asked.append(parameters)  # noqa: E731
+    add = lambda name, prompt, parameters: sampling.append(parameters)  # noqa: E731
     engine._llm = SimpleNamespace(llm_engine=SimpleNamespace(add_request=add, step=lambda: done))
     requests = [
         Request(question=0, key=("u", "p", i), prompt_token_ids=(1,), stop=stop)
         for i, stop in enumerate([(), ("</answer>",)])
     ]
-    found = [response["response"] for _, response in engine.stream(requests)]
-    assert found == ["<think>1</think>2", "<answer>2</answer>"]
-    assert [p.detokenize for p in asked] == [False, True]
+    result = [response["response"] for _, response in engine.stream(requests)]
+    assert result == ["<think>1</think>2", "<answer>2</answer>"]
+    assert [p.detokenize for p in sampling] == [False, True]
     ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
-    assert all({*ends} <= {*p.stop_token_ids} and not p.skip_special_tokens for p in asked)
+    assert all({*ends} <= {*p.stop_token_ids} and not p.skip_special_tokens for p in sampling)
 
 
 def test_heads_that_vllm_does_not_support_on_a_cpu_are_rejected(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def benchmark_of(*questions: Question, **changes: Any) -> LoadedBenchmark:
     return LoadedBenchmark(name="toy", path="p", questions=questions, sha256="0", **given)
 
 
-def asked(engine: FakeEngine) -> list[tuple[int, int]]:
+def sampled(engine: FakeEngine) -> list[tuple[int, int]]:
     return sorted((request.question, request.key[2]) for request in engine.asked)
 
 
@@ -163,11 +163,11 @@ def test_a_killed_evaluation_resumes_with_the_same_bytes(
     part.write_bytes(before + b'{"uid": "4", "sam')  # torn by the kill
     second = FakeEngine(right_if_even)
     scores = run(second, benchmark)
-    assert asked(second) == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the fake completes the last first
+    assert sampled(second) == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the fake completes the last first
     assert part.read_bytes().startswith(before)
-    whole = Runner(tmp_path / "whole", run.checkpoint)
-    assert scores["benchmarks"] == whole(FakeEngine(right_if_even), benchmark)["benchmarks"]
-    grades, expected = (r.only("*/step_20/toy/grades.jsonl").read_bytes() for r in (run, whole))
+    fresh = Runner(tmp_path / "whole", run.checkpoint)
+    assert scores["benchmarks"] == fresh(FakeEngine(right_if_even), benchmark)["benchmarks"]
+    grades, expected = (r.only("*/step_20/toy/grades.jsonl").read_bytes() for r in (run, fresh))
     assert grades == expected
 
 
@@ -180,7 +180,7 @@ def test_more_samples_generate_the_missing_ones_and_fewer_generate_none(
     run(FakeEngine(right), make_benchmark(questions=3, samples=4))
     engine = FakeEngine(right)
     more = run(engine, make_benchmark(questions=3, samples=6))
-    assert asked(engine) == [(q, s) for q in range(3) for s in (4, 5)]
+    assert sampled(engine) == [(q, s) for q in range(3) for s in (4, 5)]
     assert more["benchmarks"]["toy"]["samples"] == 18
     less = run(engine, make_benchmark(questions=2, samples=1))
     assert less["benchmarks"]["toy"]["samples"] == 2 and len(engine.asked) == 6
@@ -211,7 +211,7 @@ def test_a_repeated_question_is_asked_once_and_counts_twice(
     twice = dataclasses.replace(benchmark, questions=(*benchmark.questions, benchmark.questions[0]))
     engine = FakeEngine(lambda request: right(request) if request.question == 0 else "")
     entry = run(engine, twice)["benchmarks"]["toy"]
-    assert asked(engine) == [(0, 0), (1, 0)]
+    assert sampled(engine) == [(0, 0), (1, 0)]
     assert entry["question_means"] == [1.0, 0.0, 1.0]
 
 
@@ -225,7 +225,7 @@ def test_a_prompt_that_is_too_long_counts_as_wrong(
     scores = run(engine, dataclasses.replace(benchmark, questions=questions))
     entry = scores["benchmarks"]["toy"]
     assert engine.context == 1024
-    assert [question for question, _ in asked(engine)] == [0, 2, 3]
+    assert [question for question, _ in sampled(engine)] == [0, 2, 3]
     assert entry["question_means"] == [1.0, 0.0, 1.0, 1.0]
     assert entry["status_rates"]["prompt_too_long"] == 1 / 4
     assert "1 of 4 questions of toy" in capsys.readouterr().out

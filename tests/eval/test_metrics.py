@@ -104,27 +104,27 @@ def test_resampling_counts_is_resampling_samples() -> None:
     # Negative control: resampling the samples as if independent is narrower by a third.
     flat = rng.choice(correct.ravel(), (20_000, 20)).mean(axis=1)
     assert flat.std() < 0.8 * fast.std()
-    found = accuracy_interval(correct)
-    assert found == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.051)  # a sample is 0.05
-    assert found == accuracy_interval(correct)
+    result = accuracy_interval(correct)
+    assert result == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.051)  # a sample is 0.05
+    assert result == accuracy_interval(correct)
     assert not np.array_equal(resample(correct, seed=1), resample(correct, seed=2))
 
 
 def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
     differences = [0.5, 0.25, -0.125, 0.75, 0.0, 0.5, 0.125]
     before, after = [0.25] * 7, [0.25 + d for d in differences]
-    found = paired(before, after)
+    result = paired(before, after)
     mean = np.mean(differences)
     flips = [np.mean(np.multiply(s, differences)) for s in product((1, -1), repeat=7)]
     exact = np.mean(np.abs(flips) >= abs(mean) - 1e-12)
-    assert found.mean == pytest.approx(mean)
-    assert found.p_value == pytest.approx(exact, abs=0.01)
+    assert result.mean == pytest.approx(mean)
+    assert result.p_value == pytest.approx(exact, abs=0.01)
     # scipy 1.17.1: permutation_test(..., "samples") 0.09375, bootstrap(method="percentile")
     # [0.0714, 0.5] of 100,000 draws.
     assert exact == 0.09375
-    assert (found.low, found.high) == pytest.approx((0.0714, 0.5), abs=0.03)
+    assert (result.low, result.high) == pytest.approx((0.0714, 0.5), abs=0.03)
     back = paired(after, before)
-    assert back.mean == -found.mean and back.p_value == pytest.approx(found.p_value, abs=0.01)
+    assert back.mean == -result.mean and back.p_value == pytest.approx(result.p_value, abs=0.01)
     assert paired([0.0] * 60, [1.0] * 60).p_value == 1 / 10_001  # no flip is as far: never 0
 
 

@@ -93,8 +93,8 @@ def test_settings_of_the_machine_are_not_compared_but_the_template_is() -> None:
     made = Template(name="n", category="c", format=(Rule(weight=1.0, boxed=True),))
     assert folder_name(shared_identity(one, made)) == "qwen-math-t0-3b7d263b"
     changed = template.model_copy(update={"system": "Something else."})
-    found = differences(old, shared_identity(one, changed))
-    assert [line.split(":")[0] for line in found] == ["template_sha256"]
+    result = differences(old, shared_identity(one, changed))
+    assert [line.split(":")[0] for line in result] == ["template_sha256"]
     json.dumps(old)  # must be storable
 
 

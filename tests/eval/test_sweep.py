@@ -53,17 +53,17 @@ def test_a_run_is_swept_with_one_engine_and_again_with_none(
 ) -> None:
     assert sweep.main([str(run)]) == 0
     assert engine.starts == 1
-    said = capsys.readouterr().out
-    assert said.count("toy: accuracy 1.0000 +- 0.0000 (3 of 3 questions") == 3
-    assert "--max-tokens" not in said
+    output = capsys.readouterr().out
+    assert output.count("toy: accuracy 1.0000 +- 0.0000 (3 of 3 questions") == 3
+    assert "--max-tokens" not in output
     assert sorted(set(engine.models)) == [str(run / "hf" / f"step_{s}") for s in (1, 2, 3)]
     assert set(scores(run, 2)["benchmarks"]) == {"toy", "other"}
     for file in run.glob("eval/*/step_1/toy/scores.json"):
         write_json(file, read_json(file) | {"truncation_rate": 1 / 3})
     assert sweep.main([str(run)]) == 0
     assert engine.starts == 1 and len(engine.asked) == 15
-    said = capsys.readouterr().out
-    assert said.count("--max-tokens=8: 33% of the responses were truncated. Raise it") == 1
+    output = capsys.readouterr().out
+    assert output.count("--max-tokens=8: 33% of the responses were truncated. Raise it") == 1
 
 
 def test_items_of_another_worker_are_skipped(
@@ -129,11 +129,11 @@ def test_a_wrong_option_is_rejected_before_an_engine_starts(
     run: Path, engine: FakeEngine, capsys: Any, arguments: list[str], code: int, message: str
 ) -> None:
     try:
-        found = sweep.main([str(run) if a == "RUN" else a for a in arguments])
+        result = sweep.main([str(run) if a == "RUN" else a for a in arguments])
     except SystemExit as end:  # by the parser
-        found = end.code
+        result = end.code
     error = capsys.readouterr().err
-    assert found == code and message in error and "Traceback" not in error
+    assert result == code and message in error and "Traceback" not in error
     assert engine.starts == 0
 
 

@@ -55,9 +55,9 @@ def finish(*arguments: str, **variables: str) -> str:
 def samples_in(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
     """Every sample in the files of all workers; none stands twice."""
     lines = [x for path in folder.glob("samples-*.jsonl") for x in read_lines(path)[1:]]
-    found = {(line["uid"], line["sample"]): line for line in lines}
-    assert len(found) == len(lines)
-    return found
+    result = {(line["uid"], line["sample"]): line for line in lines}
+    assert len(result) == len(lines)
+    return result
 
 
 def kill_in_the_middle(out: Path, *arguments: str) -> int:
@@ -81,13 +81,13 @@ def test_killed_and_with_one_engine_it_gives_what_a_fresh_engine_for_each_gives(
     run: Path, tmp_path: Path
 ) -> None:
     fresh = tmp_path / "fresh"
-    said = finish("-m", "eval.sweep", str(run), "--out", str(fresh), "--no-reload")
-    assert "engine: 2 started, weights reloaded 0 times" in said
+    output = finish("-m", "eval.sweep", str(run), "--out", str(fresh), "--no-reload")
+    assert "engine: 2 started, weights reloaded 0 times" in output
     made = kill_in_the_middle(run / "eval", "-m", "eval.sweep", str(run))
     assert 0 < made < len(STEPS) * 512
     assert len(list(run.glob("eval/*/step_*/scores.json"))) < len(STEPS)
-    said = finish("-m", "eval.sweep", str(run))
-    assert "engine: 1 started, weights reloaded 1 times" in said and "restarted" not in said
+    output = finish("-m", "eval.sweep", str(run))
+    assert "engine: 1 started, weights reloaded 1 times" in output and "restarted" not in output
     answers = []
     for step in STEPS:
         (ours,), (theirs,) = run.glob(f"eval/*/step_{step}"), fresh.glob(f"*/step_{step}")
@@ -120,6 +120,6 @@ def test_the_old_head_of_a_reload_is_found_out_and_an_engine_started(
         "sys.exit(sweep.main(sys.argv[1:]))"
     )
     options = [str(run), "--out", str(tmp_path), "--max-questions", "2", "--steps", "0", "10"]
-    said = finish("-c", program, *options, VERL_PLATFORM="")
-    assert "nats per token away from" in said
-    assert "engine: 2 started, weights reloaded 0 times" in said
+    output = finish("-c", program, *options, VERL_PLATFORM="")
+    assert "nats per token away from" in output
+    assert "engine: 2 started, weights reloaded 0 times" in output

@@ -24,9 +24,9 @@ def token_covariance(
     return covariance_of(tokens, centre=centre, advantage_centre=advantage_centre)
 
 
-def close(found: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:
+def close(result: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(
-        found, torch.as_tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance
+        result, torch.as_tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance
     )
 
 

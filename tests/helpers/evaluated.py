@@ -33,9 +33,9 @@ def write_checkpoint(
         questions, samples, grades = [], [], []
         for q, row in enumerate(rows):
             key = {"uid": f"{name}-{q}", "prompt_sha256": "0"}
-            asked = {"question": f"question {q}", "level": q % 2, "prompt": f"question {q}\n"}
+            shown = {"question": f"question {q}", "level": q % 2, "prompt": f"question {q}\n"}
             same = {"gold": [gold], "template": "qwen-math", "prompt_tokens": 3, "asked": True}
-            questions.append({**key, **same, **asked})
+            questions.append({**key, **same, **shown})
             for number, correct in enumerate(row):
                 end, status = ("stop", "correct") if correct else ("length", "no_answer")
                 place = {**key, "sample": number}

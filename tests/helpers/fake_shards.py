@@ -23,10 +23,10 @@ def write(folder: Path, state: dict[str, torch.Tensor], ranks: int = 2, replicas
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         shards = dict(state)
-        for name, whole in state.items():
-            if whole.is_floating_point():
-                local = [*whole.chunk(ranks), *[whole[:0]] * ranks][rank % ranks].clone()
-                kept = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+        for name, full in state.items():
+            if full.is_floating_point():
+                local = [*full.chunk(ranks), *[full[:0]] * ranks][rank % ranks].clone()
+                kept = {"shape": full.shape, "stride": full.stride(), "run_check": False}
                 shards[name] = DTensor.from_local(local, mesh, placements, **kept)
         torch.save(shards, folder / f"model_world_size_{world}_rank_{rank}.pt")
         dist.destroy_process_group()

@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tokenize
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from recipe.config.base import CONFIG, base, known_keys
@@ -16,7 +18,8 @@ KEY = re.compile(r"(?:\+{0,2})([a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*)(=[^=].*)
 FILES = (".py", ".yaml", ".json", ".jsonl", ".md", ".txt", ".sh", ".npz", ".pt")
 # A column of verl's data, and a module that is made while running.
 NO_KEYS = ("reward_model.ground_truth", "recipe.patches.cpu.torch_cpu")
-GAP = "\0"  # in place of what an f-string puts in
+BRACES = re.compile(r"\{([^{}]*)\}")
+GAP = "\0"  # around what an f-string computes
 SHORT = ("actor", "rollout", "ref", "model", "optim", "policy_loss", "fsdp_config", "augment")
 
 
@@ -77,9 +80,15 @@ def wrong_keys_in_code(source: str, constants: Mapping[str, str]) -> list[str]:
     `constants` are the values of names in f-strings. A text without any space is code that looks a
     key up, as `select(actor, "optim.lr")`, and may be short.
     """
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts = [
+        BRACES.sub(lambda match: constants.get(match[1], f"{GAP}{match[1]}{GAP}"), token.string)
+        for token in tokens
+        if token.type == tokenize.STRING
+    ]
     return [
         key
-        for text in _texts(ast.parse(source), constants)
+        for text in texts
         for key in _token().findall(text)
         if (" " in text or key.partition(".")[0] not in SHORT)
         if _wrong(key)
@@ -88,44 +97,16 @@ def wrong_keys_in_code(source: str, constants: Mapping[str, str]) -> list[str]:
 
 def constants_of(sources: Iterable[str]) -> dict[str, str]:
     """The texts that modules give to names, without names that have different ones."""
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for source in sources:
         for node in ast.parse(source).body:
             if isinstance(node, ast.Assign):
-                for name, value in _pairs(node.targets[0], node.value):
-                    found.setdefault(name, set()).add(value)
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, str]]:
-    """(name, text) of ``A = "a"`` and of ``A, B = "a", "b"``."""
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        for left, right in zip(target.elts, value.elts, strict=True):
-            yield from _pairs(left, right)
-    elif isinstance(target, ast.Name) and isinstance(getattr(value, "value", None), str):
-        yield target.id, value.value
-
-
-def _texts(node: ast.AST, constants: Mapping[str, str]) -> Iterator[str]:
-    """Every text of the code, an f-string as one, with `GAP` for what is not known of it."""
-    if isinstance(node, ast.Constant):
-        if isinstance(node.value, str):
-            yield node.value
-    elif isinstance(node, ast.JoinedStr):
-        yield "".join(_part(value, constants) for value in node.values)
-        for value in node.values:  # texts within its braces
-            if isinstance(value, ast.FormattedValue):
-                yield from _texts(value.value, constants)
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _texts(child, constants)
-
-
-def _part(node: ast.expr, constants: Mapping[str, str]) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    name = getattr(getattr(node, "value", None), "id", "")
-    return constants.get(name, GAP)
+                targets = getattr(node.targets[0], "elts", node.targets)
+                given = getattr(node.value, "elts", [node.value])
+                for target, value in zip(targets, given, strict=False):
+                    if isinstance(target, ast.Name) and isinstance(getattr(value, "value", 0), str):
+                        values.setdefault(target.id, set()).add(value.value)
+    return {name: texts.pop() for name, texts in values.items() if len(texts) == 1}
 
 
 @functools.cache

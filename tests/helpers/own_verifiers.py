@@ -15,8 +15,8 @@ _leak: list[bytearray] = []
 def letters(response: str, gold: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """Share of the wanted letters; needs a gold that is a record, and a column of the file."""
     wanted = gold["letters"][: row["count"]]
-    found = [letter for letter in wanted if letter in response]
-    return {"score": len(found) / len(wanted), "pred": "".join(found), "length": len(response)}
+    result = [letter for letter in wanted if letter in response]
+    return {"score": len(result) / len(wanted), "pred": "".join(result), "length": len(response)}
 
 
 def compute_score(

@@ -58,8 +58,8 @@ def submit(run: Path, *options: str, job: str = "train", arguments: tuple = (), 
 
 
 def field(job: str, name: str) -> str:
-    found = re.search(rf"\b{name}=(\S*)", slurm("scontrol", "show", "job", "-o", job))
-    return found.group(1) if found else ""
+    result = re.search(rf"\b{name}=(\S*)", slurm("scontrol", "show", "job", "-o", job))
+    return result.group(1) if result else ""
 
 
 def wait(what: str, condition: Callable[[], bool], seconds: float = 240) -> None:
@@ -149,14 +149,14 @@ ENDED = ("COMPLETED", "FAILED")
 def twice(run: Path) -> str:
     """A run folder locked by a job on the other node is rejected, and free after its kill."""
     python, script = sys.executable, str(HERE / "stand_in.py")
-    said: list[str] = []
+    printed: list[str] = []
     jobs: list[str] = []
 
     def word(out: Path) -> bool:
         lines = out.read_text().splitlines() if out.exists() else []
-        found = [line for line in lines if line == "held" or " is in use by " in line]
-        said.extend(found[:1])
-        return bool(found)
+        result = [line for line in lines if line == "held" or " is in use by " in line]
+        printed.extend(result[:1])
+        return bool(result)
 
     for node in ("n1", "n2", "n2"):
         out = run.parent / f"hold-{len(jobs)}.out"
@@ -168,9 +168,9 @@ def twice(run: Path) -> str:
         if len(jobs) == 2:
             slurm("scancel", "--signal=KILL", "--full", jobs[0])
             time.sleep(5)
-    assert said[0] == said[2] == "held", said
-    assert f"on n1 (job {jobs[0]})" in said[1], said
-    return f"rejected: {said[1].split('in use by ')[1]}; taken after its kill"
+    assert printed[0] == printed[2] == "held", printed
+    assert f"on n1 (job {jobs[0]})" in printed[1], printed
+    return f"rejected: {printed[1].split('in use by ')[1]}; taken after its kill"
 
 
 # A toy run of the real training: FSDP over two ranks, an engine on each node.
@@ -202,8 +202,8 @@ def lines(run: Path) -> list[int]:
 def nothing_left(run: Path) -> None:
     """No process of the run on either node (they share the machine's process table)."""
     time.sleep(3)
-    found = psutil.process_iter(["environ", "cmdline"])
-    variables = [(p.info["environ"] or {}, p.info["cmdline"]) for p in found]
+    result = psutil.process_iter(["environ", "cmdline"])
+    variables = [(p.info["environ"] or {}, p.info["cmdline"]) for p in result]
     left = [command for v, command in variables if v.get("RECIPE_RUN_DIR") == str(run)]
     assert not left, left
 

@@ -19,13 +19,13 @@ def main() -> int:
     tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
     tracker.parent.mkdir(parents=True, exist_ok=True)
     step = int(tracker.read_text()) if tracker.exists() else 0
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    signals = []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
     with (run / "steps.txt").open("a") as log:
         print(f"start at {step} until {os.environ.get('RECIPE_DEADLINE')}", file=log)
         while step < STEPS:
             log.flush()
-            if asked:
+            if signals:
                 tracker.write_text(str(step))
                 print(f"saved {step} at a signal", file=log)
                 return 75

@@ -72,9 +72,9 @@ def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dic
     module.zero_grad()
     inputs, arguments = engine.prepare_model_inputs(data)
     raw = module(**inputs, use_cache=False)
-    found = engine.prepare_model_outputs(raw, arguments, data, None)
+    result = engine.prepare_model_outputs(raw, arguments, data, None)
     total = torch.zeros(())
-    for name, value in sorted(found.items()):
+    for name, value in sorted(result.items()):
         generator = torch.Generator().manual_seed(len(name))
         weights = torch.randn(len(value.values()), generator=generator)
         lengths = value.offsets().diff().tolist()
@@ -82,7 +82,7 @@ def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dic
             total = total + (row[:-1] * part[:-1]).sum()  # a row's last value is of no token
     total.backward()
     grads = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
-    return found, grads.clone()
+    return result, grads.clone()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -106,14 +106,14 @@ def test_values_and_gradients_are_verls(
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
     """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
     module, data = model().bfloat16(), batch(temperature=0.7)
-    found = {}
+    result = {}
     for cls in (ours.PrefixTreeEngine, FSDPEngineWithLMHead):
         engine = made(cls, module)
         logits = torch.linspace(-4, 4, 40).bfloat16()
         inputs, arguments = engine.prepare_model_inputs(data)
         raw = types.SimpleNamespace(logits=logits.expand(*inputs["input_ids"].shape, 40))
-        found[cls] = engine.prepare_model_outputs(raw, arguments, data, None)
-    mine, theirs = found.values()
+        result[cls] = engine.prepare_model_outputs(raw, arguments, data, None)
+    mine, theirs = result.values()
     for name, wanted in theirs.items():
         assert torch.equal(mine[name].values().float(), wanted.values().float()), name
 

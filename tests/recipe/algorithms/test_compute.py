@@ -80,12 +80,12 @@ def test_weights_use_log_probabilities_at_their_own_temperature() -> None:
     assert not torch.allclose(here.advantages_BT, there.advantages_BT)
     assert logprob_temperature(wanted.weights) is None  # the rollout's
     code = {"preset": "official_code"}
-    for name, section, found in (
+    for name, section, result in (
         ("gaussian_covariance", code, 1.0),
         ("gaussian_covariance", {**code, "logprob_temperature": 0.7}, 0.7),
         ("none", code, None),
     ):
-        assert logprob_temperature({"name": name, "gaussian_covariance": section}) == found
+        assert logprob_temperature({"name": name, "gaussian_covariance": section}) == result
 
 
 def large(filler: bool) -> RolloutBatch:
@@ -110,8 +110,8 @@ def test_filler_groups_take_part_in_no_draw_and_no_statistics() -> None:
     assert int((made.advantages_BT[:16] == 0).sum()) == 12
     assert made.metrics["weights/zero"] == pytest.approx(12 / 256)
     # Negative control: if those groups are trained, some draws fall on them.
-    whole = compute_advantages(large(filler=False), wanted)
-    assert int((whole.advantages_BT[16:] == 0).sum()) > 5
+    full = compute_advantages(large(filler=False), wanted)
+    assert int((full.advantages_BT[16:] == 0).sum()) > 5
     tokens = (half.logprobs_BT[:16], unweighted(half)[:16], torch.ones(16, 16), half.group_B[:16])
     expected = covariance_metrics(token_covariance(*tokens), torch.ones(16, 16))
     assert {key: made.metrics[key] for key in expected} == expected

@@ -58,8 +58,8 @@ def test_responses_without_tokens_do_not_count() -> None:
     more = ([*LOGPROBS, [X, X]], [*advantages_BT, [X, X]], [*MASK, [0, 0]], [*GROUP, 4])
     for scope in ("tokens", "responses", "batch"):
         wanted = token_covariance(LOGPROBS, advantages_BT, MASK, GROUP, advantage_centre=scope)
-        found = token_covariance(*more, advantage_centre=scope)
-        close(found, [*wanted.tolist(), [0, 0]])
+        result = token_covariance(*more, advantage_centre=scope)
+        close(result, [*wanted.tolist(), [0, 0]])
 
 
 def test_the_mean_over_a_group_is_the_covariance_over_its_tokens() -> None:
@@ -85,17 +85,17 @@ def test_without_variance_it_is_exactly_zero() -> None:
 def test_its_distribution_by_hand() -> None:
     # positive 1 .. 5, negative -10 .. -1, one 0, and padding that must not count
     values = [*range(1, 6), *range(-10, 0), 0]
-    found = covariance_metrics([[*values, 99.0]], [[1] * 16 + [0]])
+    result = covariance_metrics([[*values, 99.0]], [[1] * 16 + [0]])
     wanted = {
         # k = 1 1 1 2 5 of the positive values, 1 1 2 4 10 of the negative ones
         "positive": {"p0.01": 5, "p1": 5, "p20": 5, "p40": 4, "p100": 1, "mean": 3},
         "negative": {"p0.01": -10, "p1": -10, "p20": -9, "p40": -7, "p100": -1, "mean": -5.5},
     }
     for side, numbers in wanted.items():
-        assert {key: found[f"covariance/{side}/{key}"] for key in numbers} == numbers
-    assert found["covariance/mean"] == pytest.approx((15 - 55) / 16)
+        assert {key: result[f"covariance/{side}/{key}"] for key in numbers} == numbers
+    assert result["covariance/mean"] == pytest.approx((15 - 55) / 16)
     # squares 55 + 385 = 440; population: 440 / 16 - 2.5^2
-    assert found["covariance/std"] == pytest.approx(math.sqrt(27.5 - 6.25))
+    assert result["covariance/std"] == pytest.approx(math.sqrt(27.5 - 6.25))
 
 
 @pytest.mark.parametrize(("n", "key", "k"), [(700, "p1", 7), (701, "p1", 8), (20001, "p0.01", 3)])

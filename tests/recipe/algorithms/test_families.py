@@ -50,12 +50,12 @@ def test_gdpo_by_hand() -> None:
     a = 0.5 / (math.sqrt(1 / 3) + 1e-6)  # mean 1/2, squares 4/4, n - 1 = 3
     f, missed = 0.25 / (0.5 + 1e-6), -0.75 / (0.5 + 1e-6)  # mean 3/4, squares 12/16
     summed = np.array([a + f, a + f, f - a, missed - a])
-    found = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], accuracy=accuracy, formats=formats)
-    close(found, summed / (summed.std(ddof=1) + 1e-6))
+    result = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], accuracy=accuracy, formats=formats)
+    close(result, summed / (summed.std(ddof=1) + 1e-6))
     doubled = summed + np.array([f, f, f, missed])
     given = {"accuracy": accuracy, "formats": formats, "format_weight": 2.0}
-    found = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], **given)
-    close(found, doubled / (doubled.std(ddof=1) + 1e-6))
+    result = GDPO([2.0, 2.0, 1.0, 0.0], [3, 3, 3, 3], **given)
+    close(result, doubled / (doubled.std(ddof=1) + 1e-6))
 
 
 def test_unlikeliness_by_hand() -> None:
@@ -63,8 +63,8 @@ def test_unlikeliness_by_hand() -> None:
     logprobs_BT = torch.tensor([[-1.0, -3.0], [-1.0, 9.0], [-2.0, -2.0], [-0.5, -0.5]])
     # mean log p: -2, -1, -2, -0.5, so ranks 0, 2, 0, 3 in the group of 4
     shaped = [1.0, 1 - 0.25 * 2 / 4, 0.0, 1 - 0.25 * 3 / 4]
-    found = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, mask_BT=mask_BT, logprobs_BT=logprobs_BT)
-    close(found, ADVANTAGES["grpo"](shaped, [5] * 4))
+    result = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, mask_BT=mask_BT, logprobs_BT=logprobs_BT)
+    close(result, ADVANTAGES["grpo"](shaped, [5] * 4))
 
 
 def test_equal_responses_are_equally_likely() -> None:
@@ -81,8 +81,8 @@ def test_equal_responses_are_equally_likely() -> None:
         close(UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, logprobs_BT=computed_BT, **given), wanted)
     # Under another prompt it is another likelihood.
     given["prompts"] = [torch.tensor([row]) for row in range(4)]
-    found = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, logprobs_BT=computed_BT, **given)
-    assert (found - wanted).abs().max() > 0.01
+    result = UNLIKELY([1.0, 1.0, 0.0, 1.0], [5] * 4, logprobs_BT=computed_BT, **given)
+    assert (result - wanted).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -136,8 +136,8 @@ def test_the_order_of_rows_and_the_ids_of_groups_do_not_matter(name: str) -> Non
     order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
     moved = {key: value[order] for key, value in made.items()}
     moved["group_B"] = 90 - 7 * moved["group_B"]
-    found = ADVANTAGES[name](**given(moved, *OURS[name]))
-    close(found, ADVANTAGES[name](**given(made, *OURS[name]))[order], 1e-9)
+    result = ADVANTAGES[name](**given(moved, *OURS[name]))
+    close(result, ADVANTAGES[name](**given(made, *OURS[name]))[order], 1e-9)
 
 
 # --- token weights ----------------------------------------------------------------------------
@@ -151,11 +151,11 @@ def test_balanced_by_hand() -> None:
     lengths = torch.tensor([4, 1, 1, 2, 0, 0])
     advantages = torch.tensor([3.0, -1.0, -1.0, -1.0, 0.0, 0.0])
     mask_BT = torch.arange(4) < lengths[:, None]
-    found = TOKEN_WEIGHTS["balanced"](
+    result = TOKEN_WEIGHTS["balanced"](
         -mask_BT.double(), advantages[:, None] * mask_BT, mask_BT, [*[0] * 5, 1]
     )
     wanted_B = torch.tensor([1 / 4 / 4 * 8, *[3 / 4 / 4 * 8] * 3, 0, 0], dtype=torch.float64)
-    close(found, wanted_B[:, None] * mask_BT)
+    close(result, wanted_B[:, None] * mask_BT)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -167,7 +167,7 @@ def test_balanced_is_the_papers_loss(seed: int) -> None:
     weights_BT = TOKEN_WEIGHTS["balanced"](
         made["logprobs_BT"], advantages_B[:, None] * mask_BT, mask_BT, made["group_B"]
     )
-    found = (weights_BT * loss_BT)[mask_BT].mean()
+    result = (weights_BT * loss_BT)[mask_BT].mean()
     wanted = 0.0
     for group in range(4):
         rows = made["group_B"] == group
@@ -176,17 +176,17 @@ def test_balanced_is_the_papers_loss(seed: int) -> None:
             if subset.any():
                 mean = loss_BT[subset][mask_BT[subset]].mean()
                 wanted += float(int(subset.sum()) / int(rows.sum()) * mean) / 4
-    close(found, wanted)
+    close(result, wanted)
     close(weights_BT[mask_BT].mean(), 1.0)
 
 
 def test_high_entropy_by_hand() -> None:
     mask_BT = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
     entropy_BT = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 7.0]])  # the 7 is padding
-    found = TOKEN_WEIGHTS["high_entropy"](
+    result = TOKEN_WEIGHTS["high_entropy"](
         -mask_BT.double(), mask_BT.double(), mask_BT, [0, 0], entropy_BT=entropy_BT, ratio=0.3
     )
-    close(found, [[0, 2.5, 0], [2.5, 0, 0]])  # ceil(0.3 * 5) = 2 of 5 tokens
+    close(result, [[0, 2.5, 0], [2.5, 0, 0]])  # ceil(0.3 * 5) = 2 of 5 tokens
 
 
 def test_high_entropy_needs_entropies() -> None:
@@ -221,7 +221,7 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
     inputs = {key: made[key] for key in ("mask_BT", "accuracy", "formats")}
     inputs["trained_B"] = torch.ones(24, dtype=torch.bool)
     function, arguments = ADVANTAGES.call({"name": f"verl:{name}", "arguments": VERL[name]})
-    found, _ = function(made["rewards_B"], made["group_B"], **inputs, **arguments)
+    result, _ = function(made["rewards_B"], made["group_B"], **inputs, **arguments)
     scores_BT = torch.zeros(24, 9)
     scores_BT[torch.arange(24), made["lengths"] - 1] = made["rewards_B"].float()
     ones = torch.ones(24, 1, dtype=torch.int64)
@@ -237,8 +237,8 @@ def test_verls_estimator_gets_what_verls_trainer_gives_it(name: str) -> None:
         **(components if name == "gdpo" else {}),
         **(VERL[name] if name == "grpo_vectorized" else {}),
     )
-    close(found, wanted.double() * mask_BT, 1e-6)
-    assert found.abs().max() > 0.1
+    close(result, wanted.double() * mask_BT, 1e-6)
+    assert result.abs().max() > 0.1
 
 
 @pytest.mark.config
@@ -247,8 +247,8 @@ def test_the_baseline_of_opo_is_over_all_rows() -> None:
     mask_BT = torch.arange(3) < torch.tensor([1, 2, 3])[:, None]
     trained_B = torch.tensor([True, True, False])
     function = ADVANTAGES.resolve("verl:opo")
-    found, _ = function([1.0, 0.0, 1.0], [0] * 3, mask_BT=mask_BT, trained_B=trained_B)
-    close(found[:2], [[1 / 3, 0, 0], [-2 / 3, -2 / 3, 0]], 1e-6)
+    result, _ = function([1.0, 0.0, 1.0], [0] * 3, mask_BT=mask_BT, trained_B=trained_B)
+    close(result[:2], [[1 / 3, 0, 0], [-2 / 3, -2 / 3, 0]], 1e-6)
 
 
 @pytest.mark.config
@@ -261,17 +261,17 @@ def test_gae_by_hand() -> None:
     }
     section = {"name": "verl:gae", "arguments": {"gamma": 1.0, "lam": 0.5}}
     function, arguments = ADVANTAGES.call(section)
-    found, returns = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
+    result, returns = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
     # delta = (-0.25, 0.75), (-0.5, 0); A_1 = delta_1 + 0.5 A_2
     raw = torch.tensor([[0.125, 0.75], [-0.5, 0.0]], dtype=torch.float64)
-    close(found[:2], (raw - raw.mean()) / raw.std(), 1e-6)
-    assert not found[2].any()
+    close(result[:2], (raw - raw.mean()) / raw.std(), 1e-6)
+    assert not result[2].any()
     # The critic learns of all three: delta = (0.8, 0.1), A_1 = 0.8 + 0.5 x 0.1.
     raw = torch.cat([raw, torch.tensor([[0.85, 0.1]], dtype=torch.float64)])
     close(returns, raw + inputs["values_BT"], 1e-6)
     inputs["trained_B"] = torch.zeros(3, dtype=torch.bool)
-    found, again = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
-    assert not found.any() and torch.equal(again, returns)
+    result, again = function([1.0, 0.0, 1.0], [0, 1, 2], **inputs, **arguments)
+    assert not result.any() and torch.equal(again, returns)
     assert ADVANTAGES.facts("verl:gae").critic and not ADVANTAGES.facts("verl:opo").critic
 
 
@@ -329,13 +329,13 @@ def test_semantic_entropy_by_hand(answers: list[str], entropy: float) -> None:
 
 def test_seed_grpo_by_hand() -> None:
     """Group 0: R - mean = +-1/2, SE / log 4 = 5/6; group 1: +-1/2, SE = log 2 is the largest."""
-    found = seed_grpo(SEED_REWARDS, SEED_GROUP, answers=ANSWERS, alpha=1.0)
-    assert found.tolist() == pytest.approx([1 / 12, 1 / 12, -1 / 12, -1 / 12, 0, 0])
+    result = seed_grpo(SEED_REWARDS, SEED_GROUP, answers=ANSWERS, alpha=1.0)
+    assert result.tolist() == pytest.approx([1 / 12, 1 / 12, -1 / 12, -1 / 12, 0, 0])
     half = seed_grpo(SEED_REWARDS, SEED_GROUP, answers=ANSWERS, alpha=0.5)
     assert half.tolist() == pytest.approx([7 / 24, 7 / 24, -7 / 24, -7 / 24, 1 / 4, -1 / 4])
     # Mutation: the answers of the groups exchanged.
     mixed = seed_grpo(SEED_REWARDS, SEED_GROUP, answers=ANSWERS[::-1], alpha=1.0)
-    assert mixed.tolist() != pytest.approx(found.tolist())
+    assert mixed.tolist() != pytest.approx(result.tolist())
 
 
 @pytest.mark.parametrize("given", [{}, {"answers": ["x"] * 6}, {"answers": ANSWERS, "alpha": 0.0}])

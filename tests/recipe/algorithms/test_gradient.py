@@ -167,11 +167,11 @@ def our_loss(
 
     def loss(model: TinyModel) -> torch.Tensor:
         current_BT = model(PROMPTS[texts], RESPONSES)
-        value, found = get_policy_loss_fn("vanilla")(
+        value, result = get_policy_loss_fn("vanilla")(
             old_BT, current_BT, advantages_BT, MASK, mode, config
         )
         if metrics is not None:
-            metrics.update(found)
+            metrics.update(result)
         return value
 
     return loss
@@ -269,9 +269,9 @@ def test_verl_averages_ranks_without_their_numbers_of_tokens(name: str) -> None:
         return float(metrics[name])
 
     halves = [slice(0, 5), slice(5, 16)]
-    whole, parts = logged(slice(0, 16)), [logged(rows) for rows in halves]
+    full, parts = logged(slice(0, 16)), [logged(rows) for rows in halves]
     ranks = Metric.aggregate_dp([Metric("mean", part) for part in parts])
     tokens = [float(MASK[rows].sum()) for rows in halves]
-    assert abs(ranks - whole) > 1e-3
+    assert abs(ranks - full) > 1e-3
     weighted = sum(n * part for n, part in zip(tokens, parts, strict=True)) / sum(tokens)
-    assert weighted == pytest.approx(whole, abs=1e-6)
+    assert weighted == pytest.approx(full, abs=1e-6)

@@ -46,13 +46,13 @@ def loss(name: str, rows: slice, settings: Any) -> float:
 
 @pytest.mark.parametrize("cuts", [[6], [3, 6], [1, 2, 3, 4, 5, 6], [2, 6]])
 def test_micro_batches_add_up_to_the_mini_batch(cuts: list[int]) -> None:
-    whole = loss("geo_mean", slice(0, ROWS), config(None))
+    full = loss("geo_mean", slice(0, ROWS), config(None))
     starts = [0, *cuts[:-1]]
     parts = [loss("gmpo", slice(a, b), config(ROWS)) for a, b in zip(starts, cuts, strict=True)]
-    assert sum(parts) == pytest.approx(whole)
+    assert sum(parts) == pytest.approx(full)
     ranks = [loss("gmpo", slice(i, i + 3), config(ROWS, ranks=2)) for i in (0, 3)]
-    assert sum(ranks) / 2 == pytest.approx(whole)  # FSDP averages over ranks
-    assert loss("gmpo", slice(0, ROWS), config(None)) == whole  # without the sizes: verl's value
+    assert sum(ranks) / 2 == pytest.approx(full)  # FSDP averages over ranks
+    assert loss("gmpo", slice(0, ROWS), config(None)) == full  # without the sizes: verl's value
 
 
 def test_verls_own_is_too_large_by_the_number_of_micro_batches() -> None:
@@ -106,7 +106,7 @@ ADVANTAGES_BT = torch.tensor([[1.0], [-2]]).double() * MASK_BT
 def gradient_by_hand(
     name: str, rows: slice = slice(0, 2), mode: str = "token-mean", **more: Any
 ) -> torch.Tensor:
-    """Return the loss's gradient_by_hand in the log-probability of every token."""
+    """Return the loss's gradient in the log-probability of every token."""
     old = torch.full((2, 3), -1.5).double()[rows]
     new = (old + RATIOS_BT[rows].log()).requires_grad_()
     config = ActorConfig(
@@ -133,10 +133,10 @@ def test_micro_batches_do_not_matter() -> None:
 
 
 def test_weights_of_the_engine_multiply_the_ratio() -> None:
-    """4 for the second response: W = 1, and the gradient_by_hand is REINFORCE's."""
+    """4 for the second response: W = 1, and the gradient is REINFORCE's."""
     weights_BT = torch.tensor([[1.0, 1, 1], [4, 1, 9]]).double()
-    found = gradient_by_hand("vespo", rollout_is_weights=weights_BT)
-    torch.testing.assert_close(found, -ADVANTAGES_BT / 5)
+    result = gradient_by_hand("vespo", rollout_is_weights=weights_BT)
+    torch.testing.assert_close(result, -ADVANTAGES_BT / 5)
 
 
 def test_the_gradient_of_a_stale_response_is_bounded() -> None:

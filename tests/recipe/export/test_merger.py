@@ -82,9 +82,9 @@ def test_a_corrupt_shard_and_a_swapped_one(run: Path, capsys: pytest.CaptureFixt
     damaged = one / "model_world_size_2_rank_1.pt"
     damaged.write_bytes(damaged.read_bytes()[:-2000])
     assert main([str(run)]) == 1
-    said = capsys.readouterr().err
-    assert f"step 1: {one.parent}: actor/{damaged.name} is cut" in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert f"step 1: {one.parent}: actor/{damaged.name} is cut" in output
+    assert "Traceback" not in output
     check_weights(run, 2, "float32")
     assert not (run / "hf" / "step_1").exists()
     shutil.rmtree(run / "hf")
@@ -104,7 +104,7 @@ def settings(kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved_lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two lora_run folders, with tied embeddings and without, and the start model of each."""
+    """Two run folders, with tied embeddings and without, and the start model of each."""
     base = tmp_path_factory.mktemp("lora")
     for kind in KINDS:
         lora_run = base / kind
@@ -148,11 +148,11 @@ def test_export_and_adapter_are_the_tuned_model(saved_lora: Path, kind: str) -> 
 def test_bfloat16_is_the_rounded_sum_and_not_a_sum_of_rounded_weights(lora_run: Path) -> None:
     assert export.main([str(lora_run), "--steps", "1", "--dtype", "bfloat16"]) == 0
     wanted = tuned(**settings("untied")).merge_and_unload().bfloat16().state_dict()
-    found = AutoModelForCausalLM.from_pretrained(
+    result = AutoModelForCausalLM.from_pretrained(
         lora_run / "hf" / "step_1", dtype="auto"
     ).state_dict()
     for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(result[name], value), name
 
 
 LAYER = "base_model.model.model.layers.1.mlp.up_proj"

@@ -110,10 +110,12 @@ def train(processes: list[subprocess.Popen[str]]) -> Train:
     def trained(
         source: Path, target: Path, ranks: int, rate: float = 0.1, fresh: bool = False
     ) -> dict[str, torch.Tensor]:
-        asked = {"source": str(source), "target": str(target), "ranks": ranks, "steps": 2}
+        job = {"source": str(source), "target": str(target), "ranks": ranks, "steps": 2}
         for process in processes[:ranks]:
             print(
-                json.dumps({**asked, "rate": rate, "fresh": fresh}), file=process.stdin, flush=True
+                json.dumps({**job, "rate": rate, "fresh": fresh}),
+                file=process.stdin,
+                flush=True,
             )
         for process in processes[:ranks]:
             assert process.stdout is not None and process.stdout.readline() == "done\n"
@@ -148,8 +150,8 @@ def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path:
         digests = {p.name: p.read_bytes() for p in more.glob("*_world_size_2_*.pt")}
         assert shards.main([str(more), "2"]) == 0
         assert {p.name: p.read_bytes() for p in more.glob("*_rank_*.pt")} == digests
-    found = train(more, tmp_path / "b4", ranks=2)
-    assert gap(four, found) < 1e-6
+    result = train(more, tmp_path / "b4", ranks=2)
+    assert gap(four, result) < 1e-6
     less = divide(tmp_path / "b4", tmp_path / "one", ranks=1)
     assert gap(six, train(less, tmp_path / "c6", ranks=1)) < 1e-6
     # Negative control: without Adam's state the weights differ.
@@ -165,7 +167,7 @@ def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path:
     (group,) = shards.load(less / "optim_world_size_1_rank_0.pt")["param_groups"]
     assert (group["lr"], group["initial_lr"]) == (pytest.approx(0.05 / 5), 0.05)
     halved = train(less, tmp_path / "h6", ranks=1)
-    for name, weight in found.items():  # half the steps but for Adam's small second-order terms
+    for name, weight in result.items():  # half the steps but for Adam's small second-order terms
         assert float((halved[name] - weight).norm()) < 0.6 * float((six[name] - weight).norm())
 
 
@@ -173,32 +175,32 @@ def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path:
 def test_a_rank_gets_its_chunk_of_the_tensor(old: int) -> None:
     for rows, ranks, dim in itertools.product((1, 2, 5, 6, 8, 13), (1, 2, 3, 5, 8), (0, 1)):
         shape = (rows, 3) if dim == 0 else (3, rows)
-        whole = torch.arange(3 * rows).reshape(shape)
-        chunks = whole.chunk(old, dim)
-        empty = whole.narrow(dim, 0, 0)
+        full = torch.arange(3 * rows).reshape(shape)
+        chunks = full.chunk(old, dim)
+        empty = full.narrow(dim, 0, 0)
         parts: Any = [
             SimpleNamespace(
                 placements=[Shard(dim)],
-                shape=whole.shape,
+                shape=full.shape,
                 _local_tensor=(*chunks, *[empty] * old)[i],
             )
             for i in range(old)
         ]
-        wanted = [*whole.chunk(ranks, dim), *[empty] * ranks]
+        wanted = [*full.chunk(ranks, dim), *[empty] * ranks]
         for rank in range(ranks):
-            found = shards.merged(parts, rank, ranks)
-            assert torch.equal(found, wanted[rank]), (rows, ranks, dim, rank)
-            assert found.untyped_storage().nbytes() == found.nbytes
+            result = shards.merged(parts, rank, ranks)
+            assert torch.equal(result, wanted[rank]), (rows, ranks, dim, rank)
+            assert result.untyped_storage().nbytes() == result.nbytes
 
 
 def test_two_replicas_of_three_ranks_become_eight_ranks(tmp_path: Path) -> None:
-    whole = {"w": torch.arange(14.0).reshape(7, 2)}
-    write(tmp_path, whole, ranks=3, replicas=2)
+    full = {"w": torch.arange(14.0).reshape(7, 2)}
+    write(tmp_path, full, ranks=3, replicas=2)
     for rank in range(6):
         torch.save({"rng": rank}, tmp_path / f"extra_state_world_size_6_rank_{rank}.pt")
     (tmp_path / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 6}')
     shards.reshard(tmp_path, 8)
-    assert compare(load_shards(tmp_path, 8), whole, torch.float32) == 14
+    assert compare(load_shards(tmp_path, 8), full, torch.float32) == 14
     extra = [shards.load(tmp_path / f"extra_state_world_size_8_rank_{r}.pt") for r in range(8)]
     assert [state["rng"] for state in extra] == [0, 1, 2, 3, 4, 5, 0, 1]
 
@@ -207,9 +209,9 @@ def test_shards_that_do_not_say_how_they_are_divided_are_refused(tmp_path: Path)
     record = tmp_path / "fsdp_config.json"
     for rank in (0, 1):
         torch.save({"w": torch.tensor([rank])}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
-    for version, told in ((1, "strategy=fsdp: "), (2, "w is not the same on all ranks")):
+    for version, output in ((1, "strategy=fsdp: "), (2, "w is not the same on all ranks")):
         record.write_text(json.dumps({"FSDP_version": version, "world_size": 2}))
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=output):
             shards.reshard(tmp_path, 1)
         assert saved_ranks(tmp_path) == 2
 
@@ -238,7 +240,7 @@ def test_replicated_shards_of_a_two_dimensional_mesh(tmp_path: Path) -> None:
     assert compare(shards, model_of(), torch.float32) == 17
     # The merger reads the first replica only; a second one that differs is found here.
     shards[3]["a.weight"]._local_tensor[0, 0] += 1  # type: ignore[attr-defined]
-    with pytest.raises(MismatchError, match=r"a\.weight: the model_of values differ"):
+    with pytest.raises(MismatchError, match=r"a\.weight: the merged values differ"):
         compare(shards, model_of(), torch.float32)
 
 
@@ -253,8 +255,8 @@ def flipped(model: Tensors) -> Tensors:
 @pytest.mark.parametrize(
     ("ranks", "change", "message"),
     [
-        (2, flipped, r"a\.weight: the model_of values differ"),
-        (2, lambda m: {**m, "a.weight": m["a.weight"].roll(2, 0)}, "the model_of values differ"),
+        (2, flipped, r"a\.weight: the merged values differ"),
+        (2, lambda m: {**m, "a.weight": m["a.weight"].roll(2, 0)}, "the merged values differ"),
         (1, lambda m: m, "do not cover"),
         # What verl's merger does with float32 shards when float32 was asked for.
         (2, lambda m: model_of(torch.bfloat16), r"merged torch\.bfloat16"),

@@ -44,11 +44,11 @@ def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(AutoModelForTokenClassification, "from_pretrained", load)
     config = SimpleNamespace(_attn_implementation="sdpa")
-    asked: Any = {"local_path": "", "torch_dtype": None, "trust_remote_code": False}
+    given: Any = {"local_path": "", "torch_dtype": None, "trust_remote_code": False}
     verls: Any = model.load_valuehead_model.__wrapped__
     closed = "the gap is closed upstream: delete the patch"
-    assert verls(**asked, model_config=config) == "flash_attention_2", closed
-    assert model.load_valuehead_model(**asked, model_config=config) == "sdpa"
+    assert verls(**given, model_config=config) == "flash_attention_2", closed
+    assert model.load_valuehead_model(**given, model_config=config) == "sdpa"
 
 
 def test_the_values_of_packed_rows_are_those_of_each_row(tmp_path: Path) -> None:

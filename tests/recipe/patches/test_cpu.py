@@ -32,15 +32,15 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_process_group_adapter_names_each_device_once_and_changes_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Any] = []
+    backends: list[Any] = []
     monkeypatch.setattr(
-        torch.distributed, "init_process_group", lambda backend=None, **_: asked.append(backend)
+        torch.distributed, "init_process_group", lambda backend=None, **_: backends.append(backend)
     )
     adapters.adapt_process_group()
     for name in ("cpu:gloo,cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None):
         torch.distributed.init_process_group(name)
     torch.distributed.init_process_group(backend="cpu:gloo,cpu:gloo")
-    assert asked == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
+    assert backends == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
 
 
 def test_the_version_adapter_answers_only_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_an_engine_with_them_is_the_actor(engine: Any) -> None:
     before = {name: t.full_tensor().clone() for name, t in engine.module.state_dict().items()}
     received = untrained()
-    found = received.load_state_dict(dict(SENT(engine)))
-    assert not found.missing_keys
+    result = received.load_state_dict(dict(SENT(engine)))
+    assert not result.missing_keys
     torch.testing.assert_close(logits(received), logits(tuned()), atol=1e-5, rtol=0)
     assert (logits(received) - logits(untrained())).abs().max() > 0.01
     after = engine.module.state_dict()  # the start model's weights are back, to the last bit

@@ -82,11 +82,11 @@ def foreign(module: str) -> bool:
 def test_nothing_else_changes_foreign_code() -> None:
     """Except the files that the docstring of recipe.patches names, with reasons."""
     paths = {p for room in ROOMS for p in (ROOT / room).rglob("*.py")}
-    found = {path for path in paths if list(changes(path.read_text(encoding="utf-8")))}
+    result = {path for path in paths if list(changes(path.read_text(encoding="utf-8")))}
     here = set(FOLDER.rglob("*.py"))
-    assert {path.name for path in found & here} >= {"adapters.py", "logprobs.py", "vllm_plugin.py"}
+    assert {path.name for path in result & here} >= {"adapters.py", "logprobs.py", "vllm_plugin.py"}
     named = {path for path in paths if str(path.relative_to(ROOT)) in (patches.__doc__ or "")}
-    assert found - here == named
+    assert result - here == named
 
 
 @pytest.mark.parametrize("name", PATCHES)

@@ -70,12 +70,12 @@ def test_float32_is_verls_to_the_last_bit_without_a_node_for_every_token(case: t
 
 def nodes(value: torch.Tensor) -> int:
     """The number of nodes in the graph of a value."""
-    seen, found = set(), [value.grad_fn]
-    while found:
-        node = found.pop()
+    seen, result = set(), [value.grad_fn]
+    while result:
+        node = result.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            found += [parent for parent, _ in node.next_functions]
+            result += [parent for parent, _ in node.next_functions]
     return len(seen)
 
 

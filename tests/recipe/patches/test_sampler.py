@@ -93,6 +93,6 @@ def test_vllm_still_draws_for_each_entry(seen: dict[str, Any]) -> None:
 def test_it_draws_from_the_top_k_and_returns_what_the_mode_asks_for(
     seen: dict[str, Any], mode: str, returned: Any
 ) -> None:
-    found = seen[mode]
-    assert found.pop("returned") == returned
-    assert all(found.values()), found
+    result = seen[mode]
+    assert result.pop("returned") == returned
+    assert all(result.values()), result

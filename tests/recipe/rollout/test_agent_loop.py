@@ -169,12 +169,12 @@ def seeds(rows: list[tuple[str, dict[str, Any]]]) -> list[int | None]:
 
 def test_every_rollout_has_its_own_seed_whatever_the_order() -> None:
     listed = [(group, row(session=i)) for group in ("0-a", "1-b", "2-a") for i in range(4)]
-    found = seeds(listed)
-    assert len(set(found)) == 12  # also for a question that comes again
-    assert seeds(listed[::-1]) == found[::-1]
-    assert all(seed is not None and 0 <= seed < 2**63 for seed in found)
+    result = seeds(listed)
+    assert len(set(result)) == 12  # also for a question that comes again
+    assert seeds(listed[::-1]) == result[::-1]
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in result)
     assert seeds([("0-a", row("test"))]) == [None]  # verl's validation groups have random names
-    assert rollout_seed(7, "0-a", 0) == found[0] != rollout_seed(8, "0-a", 0)
+    assert rollout_seed(7, "0-a", 0) == result[0] != rollout_seed(8, "0-a", 0)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_the_system_prompt_of_a_row_is_used() -> None:
     made, own = loop(engine), row()
     own["raw_prompt"] = [{"role": "system", "content": "Be brief."}, *own["raw_prompt"]]
     asyncio.run(made.run({}, uid="g", **own))
-    asked = made.tokenizer.decode(engine.requests[0][1])
-    assert "Be brief." in asked and "47 + 38" in asked
+    prompt = made.tokenizer.decode(engine.requests[0][1])
+    assert "Be brief." in prompt and "47 + 38" in prompt
 
 
 def test_a_prompt_that_is_too_long_is_an_error() -> None:

@@ -71,13 +71,13 @@ print(json.dumps({name: asyncio.run(statuses(*case)) for name, case in cases.ite
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def result() -> dict[str, Any]:
     return look(PROGRAM, ELSEWHERE, json.dumps(CASES))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_metrics_are_served(found: dict[str, Any], case: str) -> None:
-    statuses, (closed, *_) = dict(found[case]), CASES[case]
+def test_only_metrics_are_served(result: dict[str, Any], case: str) -> None:
+    statuses, (closed, *_) = dict(result[case]), CASES[case]
     assert statuses.pop("metrics") == 200
     assert (set(statuses.values()) == {403}) is closed
     assert closed or statuses["docs"] == 200

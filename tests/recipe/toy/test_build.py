@@ -41,9 +41,9 @@ def test_two_that_want_a_world_at_once_build_it_once(
         (folder / build.MANIFEST).write_text("{}")
 
     monkeypatch.setattr(build, "_teach", teach)
-    found: list[Path] = []
+    result: list[Path] = []
     both = [
-        threading.Thread(target=lambda: found.append(build.make(settings, bank, tmp_path)))
+        threading.Thread(target=lambda: result.append(build.make(settings, bank, tmp_path)))
         for _ in range(2)
     ]
     both[0].start()
@@ -54,8 +54,8 @@ def test_two_that_want_a_world_at_once_build_it_once(
     for thread in both:
         thread.join(30)
     assert len(taught) == 1
-    assert found == [tmp_path.resolve() / build.digest(settings, bank)] * 2
-    assert (found[0] / build.MANIFEST).is_file()
+    assert result == [tmp_path.resolve() / build.digest(settings, bank)] * 2
+    assert (result[0] / build.MANIFEST).is_file()
 
 
 def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not(

@@ -24,11 +24,11 @@ ALL = frozenset(range(6))
 
 
 def test_sums_has_the_demonstrations_that_the_published_numbers_are_of() -> None:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for i, p in enumerate(problems(SUMS, "train", 300, 0)):
         for template in BANK.names:
-            found.update(draw_demonstration(SUMS, p, template, 0, i, 3).encode())
-    assert found.hexdigest()[:16] == "0674179853067c11"
+            result.update(draw_demonstration(SUMS, p, template, 0, i, 3).encode())
+    assert result.hexdigest()[:16] == "0674179853067c11"
 
 
 def test_every_template_pays_its_demonstration_in_full() -> None:

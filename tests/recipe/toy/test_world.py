@@ -64,9 +64,9 @@ def test_levels_have_their_shares_and_their_carries() -> None:
     sums = Level(op="+", digits=3, carries=2, share=0.75)
     differences = Level(op="-", digits=3, carries=0, share=0.25)
     world = World(about="two levels", levels=(sums, differences))
-    found = problems(world, "train", 40, 0)
-    assert [sum(p.level == n for p in found) for n in (1, 2)] == [30, 10]
-    for p in found:
+    result = problems(world, "train", 40, 0)
+    assert [sum(p.level == n for p in result) for n in (1, 2)] == [30, 10]
+    for p in result:
         if p.level == 1:
             assert p.op == "+"
             assert p.a % 10 + p.b % 10 > 9
@@ -104,7 +104,7 @@ def written(folder: Path, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "output"),
     [
         ({"slips": {"cary": 0.5}}, r"slips\.cary: unknown key, did you mean carry"),
         ({"level": 3}, "level: unknown key, did you mean levels"),
@@ -120,8 +120,8 @@ def written(folder: Path, **changes: Any) -> str:
         ({"questions": {"train": 0}}, r"questions\.train=0: should be greater"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(WorldError, match=said):
+def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], output: str) -> None:
+    with pytest.raises(WorldError, match=output):
         load_world(written(tmp_path, **changes))
 
 

@@ -135,7 +135,7 @@ NOT_OURS = {  # columns, of what this project does not train
 
 def names_read(source: str) -> set[str]:
     """Every string in a call, index or comparison with a batch: `d["x"]`, `"x" in d`, get."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             texts = [*node.args, *(k.value for k in node.keywords if k.arg == "key")]
@@ -149,8 +149,8 @@ def names_read(source: str) -> set[str]:
         known = {n.id for part in around for n in ast.walk(part) if isinstance(n, ast.Name)}
         if known & BATCHES:
             values = [t.value for t in texts if isinstance(t, ast.Constant)]
-            found |= {value for value in values if isinstance(value, str)}
-    return found
+            result |= {value for value in values if isinstance(value, str)}
+    return result
 
 
 def test_every_column_that_an_actor_reads_is_sent() -> None:

@@ -33,8 +33,8 @@ class Workers:
 
     def infer_batch(self, batch: TensorDict) -> Any:
         values = [row.float() / 10 for row in batch["input_ids"].unbind()]
-        found = {"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}
-        return SimpleNamespace(get=lambda: found)
+        result = {"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}
+        return SimpleNamespace(get=lambda: result)
 
     def train_mini_batch(self, batch: TensorDict) -> Any:
         self.trained = batch

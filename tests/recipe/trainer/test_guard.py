@@ -43,8 +43,8 @@ def lines(key: str, values: list[float | None]) -> list[dict[str, Any]]:
     ],
 )
 def test_verdicts(key: str, values: list[float | None], breach: bool) -> None:
-    found = verdict(lines(key, values), SETTINGS)
-    assert bool(found) is breach and (key in (found or key))
+    result = verdict(lines(key, values), SETTINGS)
+    assert bool(result) is breach and (key in (result or key))
 
 
 def test_a_value_that_is_not_finite_is_null_on_record() -> None:
@@ -61,7 +61,9 @@ def test_a_single_step_is_no_breach() -> None:
 def test_the_remedy_forks_from_the_best_saved_step() -> None:
     history = lines(VAL, [0.5, 0.8, 0.6, 0.8])
     assert "--step 2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
-    assert "lr=5e-05 " in (said := remedy("runs/a", history, [1, 3], 1e-4)) and "--step 3 " in said
+    assert (
+        "lr=5e-05 " in (output := remedy("runs/a", history, [1, 3], 1e-4)) and "--step 3 " in output
+    )
     assert "trainer.save_freq" in remedy("runs/a", history, [], 1e-4)
 
 

@@ -91,16 +91,16 @@ def started(run: Path) -> Trainer:
 
 def train_and_die(run: Path, seconds: float) -> None:
     """A start in a process of its own, killed `seconds` after its first step has begun."""
-    ready, told = os.pipe()
+    ready, sender = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             trainer = started(run)
-            os.write(told, b"x")
+            os.write(sender, b"x")
             trainer.fit()
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(sender)
     os.read(ready, 1)
     os.close(ready)
     time.sleep(seconds)

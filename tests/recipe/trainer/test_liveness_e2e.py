@@ -40,5 +40,5 @@ def test_only_named_actors_of_this_run_are_watched() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = [line for line in done.stdout.splitlines() if line.startswith("[")]  # beside Ray's
-    assert said == ["[] {'worker'}", "[]", "['worker']"]
+    output = [line for line in done.stdout.splitlines() if line.startswith("[")]  # beside Ray's
+    assert output == ["[] {'worker'}", "[]", "['worker']"]

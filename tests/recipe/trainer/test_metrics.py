@@ -48,8 +48,8 @@ def test_group_metrics_by_hand() -> None:
         **{"template/b/share": 2 / 6, "template/b/length": 2, "template/b/format": 0.25},
         "template/b/entropy": (1 + 2 + 1.5 + 0.5) / 4,
     }
-    found = group_metrics(rollouts(), torch.tensor(REWARDS))
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+    result = group_metrics(rollouts(), torch.tensor(REWARDS))
+    assert {key: result[key] for key in wanted} == pytest.approx(wanted)
 
 
 def test_the_entropy_is_a_mean_over_tokens() -> None:
@@ -165,8 +165,8 @@ def differences(page: str, names: set[str]) -> list[str]:
 
 def texts_of(file: str) -> list[str]:
     tree = ast.parse((TRAINER / file).read_text("utf-8"))
-    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return [text for text in found if isinstance(text, str)]
+    result = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return [text for text in result if isinstance(text, str)]
 
 
 def counted() -> set[str]:
@@ -191,7 +191,7 @@ def written() -> set[str]:
     )
     rewards = rollouts.reward_B
     graded: dict[str, list] = {"acc": [1], "format": [1], "parts": [{"p": 1.0}]}
-    found: dict[str, float] = {
+    result: dict[str, float] = {
         **entropy(rollouts),
         **group_metrics(rollouts, rewards),
         **rephrasing_metrics(rollouts, rewards),
@@ -204,7 +204,7 @@ def written() -> set[str]:
     files = ("trainer.py", "question_stats.py", "saving.py")
     own = [text for file in files for text in texts_of(file)]
     direct = {text for text in own if re.fullmatch(r"(train|training|curriculum|guard)/\w+", text)}
-    return {*found, *direct, *counted()}
+    return {*result, *direct, *counted()}
 
 
 def test_the_page_names_what_a_training_writes() -> None:

@@ -23,12 +23,12 @@ def step() -> RolloutBatch:
 
 def rates_after(accuracies: list[float], **settings: float) -> list[float]:
     """The pass rate of a question after each of its groups."""
-    known, found = stats(**settings), []
+    known, result = stats(**settings), []
     for accuracy in accuracies:
         known.fetch(["g"], ["q"])
         known.see_group("g", accuracy)
-        found.append(known.state()["pass_rates"]["q"])
-    return found
+        result.append(known.state()["pass_rates"]["q"])
+    return result
 
 
 def test_the_running_rate_by_hand() -> None:

@@ -103,8 +103,8 @@ def test_the_columns_and_metrics_are_verls(
     theirs = Queue(rows(log_probs=log_probs, padding=padding))
     ours = copy.deepcopy(theirs)
     wanted = step(PPOTrainerSync, theirs, monkeypatch, **algorithm)
-    found = step(RecipeTrainer, ours, monkeypatch, **algorithm)
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+    result = step(RecipeTrainer, ours, monkeypatch, **algorithm)
+    assert {key: result[key] for key in wanted} == pytest.approx(wanted)
     assert len(ours.reads) == len(ours.writes) == 1
     assert set(ours.writes[0]) == set(theirs.writes[0])
     for name in ours.writes[0]:
@@ -142,6 +142,6 @@ def test_a_rejected_response_still_counts_in_its_group(monkeypatch: pytest.Monke
     step(RecipeTrainer, cut, monkeypatch, rollout_correction=rejecting)
     rejected = [key for key, mask in cut.column("response_mask").items() if not any(mask)]
     assert rejected == ["g1_0_0"]
-    wanted, found = plain.column("advantages"), cut.column("advantages")
-    assert all(found[key] == wanted[key] for key in found if key not in rejected)
-    assert set(found["g1_0_0"]) == {0.0} and any(wanted["g1_0_0"])
+    wanted, result = plain.column("advantages"), cut.column("advantages")
+    assert all(result[key] == wanted[key] for key in result if key not in rejected)
+    assert set(result["g1_0_0"]) == {0.0} and any(wanted["g1_0_0"])
