@@ -136,8 +136,7 @@ def notes_of(a: Side, b: Side) -> list[str]:
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
     """Return (question, mean) by (uid, index), where the index counts questions of equal uid."""
     seen, by_key = Counter[str](), {}
-    means = side.benchmarks[name]["question_means"]
-    for line, mean in zip(side.questions(name), means, strict=True):
+    for line, mean in side.means(name):
         by_key[line["uid"], seen[line["uid"]]] = (line, float(mean))
         seen[line["uid"]] += 1
     return by_key

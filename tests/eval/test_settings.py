@@ -47,6 +47,7 @@ def test_templates_and_style_are_those_of_the_training(tmp_path: Path) -> None:
         ("temperature: -1", "temperature=-1"),
         ("dtype: float8", "dtype=float8"),
         ("benchmarks: [toy]", r"benchmarks\[0\]=toy"),
+        ("benchmarks: [{name: ../toy, path: a}]", r"benchmarks\[0\]\.name"),
         ("benchmarks: [{name: toy, samples: many}]", r"benchmarks\[0\]\.samples=many"),
     ],
 )

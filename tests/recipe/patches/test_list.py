@@ -28,7 +28,7 @@ PATCHES = {
     "cpu.adapters.register_engines": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.adapters.adapt_offload": "test_cpu.py::test_a_gap_of_verl_is_still_open",
     "cpu.vllm_plugin.register": "test_cpu.py::test_vllm_still_discards_linear_weights",
-    "cpu.sampler.adapt_sampler": "test_sampler.py::test_vllm_still_draws_for_each_entry",
+    "cpu.vllm_plugin.adapt_sampler": "test_sampler.py::test_vllm_still_draws_for_each_entry",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fresh_process import look
 
-from recipe.patches.cpu.sampler import BLOCK, inverse_sample
+from recipe.patches.cpu.vllm_plugin import BLOCK, inverse_sample
 
 
 @pytest.mark.parametrize("size", [5, BLOCK, 3 * BLOCK + 7])
@@ -47,7 +47,7 @@ cls.forward_cpu(plain, torch.zeros(1, 300), {0: mine}, None, None)
 torch.empty(300).exponential_(generator=wanted)
 seen = {"an entry each": torch.equal(mine.get_state(), wanted.get_state())}
 
-from recipe.patches.cpu.sampler import adapt_sampler
+from recipe.patches.cpu.vllm_plugin import adapt_sampler
 adapt_sampler(vllm_sampler)
 logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(4)
 for mode in ("raw_logprobs", "processed_logprobs", "processed_logits"):
