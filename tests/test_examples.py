@@ -195,9 +195,9 @@ PUBLISHED = {
 }
 
 
-def differing(one: Any, other: Any) -> set[str]:
+def differing(first: Any, second: Any) -> set[str]:
     """Return the keys in which two configurations differ, except names and idle workers."""
-    a, b = (dict(flat(OmegaConf.to_container(config))) for config in (one, other))
+    a, b = (dict(flat(OmegaConf.to_container(config))) for config in (first, second))
     missing = object()
     keys = {k for k in a.keys() | b.keys() if a.get(k, missing) != b.get(k, missing)}
     return {k for k in keys - IDENTITY if not k.startswith(IDLE)}
@@ -264,8 +264,8 @@ COMPARED = [*ON_TOY.items(), *PUBLISHED.items()]
     ("pair", "keys"), COMPARED, ids=[" and ".join(pair) for pair, _ in COMPARED]
 )
 def test_compared_runs_differ_in_the_studied_keys(pair: tuple[str, str], keys: set[str]) -> None:
-    one, other = (composed(*command.split()) for command in pair)
-    assert differing(one, other) == keys
+    first, second = (composed(*command.split()) for command in pair)
+    assert differing(first, second) == keys
 
 
 @pytest.mark.parametrize("command", SETTINGS)
@@ -316,8 +316,8 @@ def check_folders(commands: Iterable[tuple[str, ...]], scratch: Path) -> None:
     folder.metrics.touch()
     for first, *others in by_folder.values():
         OmegaConf.save(first, folder.config)
-        for other in others:
-            moved = OmegaConf.merge(other, {"recipe": {"run_dir": str(folder.root)}})
+        for second in others:
+            moved = OmegaConf.merge(second, {"recipe": {"run_dir": str(folder.root)}})
             refuse([same_run], Setup(moved))
 
 

@@ -208,13 +208,13 @@ class Drill:
     def compare(self, kill: Kill) -> None:
         """Compare the draws of steps that are trained again; store those of new steps."""
         path, run = self.folder / "drawn.json", run_folder.RunFolder(self.run)
-        known = read_json(path) if path.exists() else {}
-        for step in sorted({*map(int, known), *run.rollout_steps()}):
+        records = read_json(path) if path.exists() else {}
+        for step in sorted({*map(int, records), *run.rollout_steps()}):
             lines = read_lines(run.rollouts(step))
             drawn = sorted([x["uid"], x["rollout"], x["template"]] for x in lines)
-            if known.setdefault(str(step), drawn) != drawn and step <= kill.done:
+            if records.setdefault(str(step), drawn) != drawn and step <= kill.done:
                 kill.wrong.append(f"step {step} has other questions or templates than before")
-        write_json(path, known)
+        write_json(path, records)
 
 
 def _seen(look: Callable[[], list[Any]]) -> list[Any]:
@@ -250,7 +250,7 @@ def _told(log: Path) -> str:
 def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
     """Start, wait for the moment, kill, check."""
     drill.start()
-    known = max(drill.lines(), default=0)
+    steps_before = max(drill.lines(), default=0)
     kill.moment = drill.reach(kill.moment, chance)
     if kill.what == "full disk":
         fill(drill, kill)
@@ -268,7 +268,7 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
             os.kill(drill.process.pid, signal.SIGKILL)
         drill.end(kill)
     drill.look(kill)
-    resumed(drill, kill, known)
+    resumed(drill, kill, steps_before)
     drill.compare(kill)
     if kill.what == "TERM" and kill.moment != "start" and kill.saved < kill.done:
         kill.wrong.append(f"{kill.done} steps were done, {kill.saved} are saved")
@@ -280,12 +280,12 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
         cut_last_lines(drill)
 
 
-def resumed(drill: Drill, kill: Kill, known: int) -> None:
+def resumed(drill: Drill, kill: Kill, steps_before: int) -> None:
     """Record the step from which this start resumed, after `known` steps."""
-    before = read_json(drill.folder / "saved.json")["saved"] if known else 0
+    before = read_json(drill.folder / "saved.json")["saved"] if steps_before else 0
     kill.resumed = before
-    if known - before > SAVE_FREQ:
-        kill.wrong.append(f"{known - before} steps were lost")
+    if steps_before - before > SAVE_FREQ:
+        kill.wrong.append(f"{steps_before - before} steps were lost")
     if kill.moment != "start" and kill.done <= before and not kill.wrong:
         kill.wrong.append(f"did not get beyond step {before}")
     write_json(drill.folder / "saved.json", {"saved": kill.saved})

@@ -59,9 +59,9 @@ def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
 
 def test_other_weights_have_another_identity(tmp_path: Path) -> None:
     folders = {name: export(tmp_path / name, 1) for name in "ab"}
-    other = from_model(str(export(tmp_path / "c", 1, weights=b"v")))
-    one, same = (from_model(str(folder)) for folder in folders.values())
-    assert one.files == same.files and one.identity == same.identity != other.identity
+    changed = from_model(str(export(tmp_path / "c", 1, weights=b"v")))
+    first, same = (from_model(str(folder)) for folder in folders.values())
+    assert first.files == same.files and first.identity == same.identity != changed.identity
     assert find(tmp_path / "a")[0].identity == find(tmp_path / "b")[0].identity
 
 

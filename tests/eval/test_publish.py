@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from evaluated import changing, write_checkpoint
+from fake_engine import changing, write_checkpoint
 from huggingface_hub import HfApi, ModelCard, constants
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

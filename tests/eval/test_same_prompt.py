@@ -86,8 +86,8 @@ def compare(config: Any, folder: RunFolder, benchmark: LoadedBenchmark) -> None:
     assert trained(config, question, "test") == ids
     assert evaluated(settings, benchmark) == ids
     # Negative control: another form is another prompt.
-    other = "auto" if settings.style == "raw" else "raw"
-    assert evaluated(settings.replaced(style=other, chat={}), benchmark) != ids
+    another = "auto" if settings.style == "raw" else "raw"
+    assert evaluated(settings.replaced(style=another, chat={}), benchmark) != ids
     folder.prompts.unlink()  # as in a run without that file
     assert from_run(folder.root).form == settings.form
 

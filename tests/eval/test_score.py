@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluated import MODEL, changing, write_checkpoint
+from fake_engine import MODEL, changing, write_checkpoint
 
 from eval import EvaluationError
 from eval.engine import request_seed

@@ -78,23 +78,23 @@ def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
 )
 def test_every_setting_that_can_change_a_response_is_compared(change: dict[str, object]) -> None:
     bank, base = load_bank(), Settings()
-    other = base.replaced(**change)
+    varied = base.replaced(**change)
     old = shared_identity(base, bank[base.template])
-    new = shared_identity(other, bank[other.template])
+    new = shared_identity(varied, bank[varied.template])
     assert any(line.startswith(next(iter(change))) for line in differences(old, new))
     assert folder_name(old) != folder_name(new)
 
 
 def test_settings_of_the_machine_are_not_compared_but_the_template_is() -> None:
     template = load_bank()["qwen-math"]
-    one, other = Settings(), Settings(gpu_memory_utilization=0.5, tensor_parallel=4, samples=8)
-    old = shared_identity(one, template)
-    assert old == shared_identity(other, template)
+    first, second = Settings(), Settings(gpu_memory_utilization=0.5, tensor_parallel=4, samples=8)
+    old = shared_identity(first, template)
+    assert old == shared_identity(second, template)
     # Another name would orphan the samples of earlier versions.
     made = Template(name="n", category="c", format=(Rule(weight=1.0, boxed=True),))
-    assert folder_name(shared_identity(one, made)) == "qwen-math-t0-3b7d263b"
+    assert folder_name(shared_identity(first, made)) == "qwen-math-t0-3b7d263b"
     changed = template.model_copy(update={"system": "Something else."})
-    result = differences(old, shared_identity(one, changed))
+    result = differences(old, shared_identity(first, changed))
     assert [line.split(":")[0] for line in result] == ["template_sha256"]
     json.dumps(old)  # must be storable
 

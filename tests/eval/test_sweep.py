@@ -170,8 +170,8 @@ def test_models_are_evaluated_side_by_side_if_their_names_differ(
     assert sweep.main([*command, *models]) == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").glob("*/*/scores.json")}
     assert sorted(path.parent.name for path in before) == ["step_1", "step_2"]
-    other = shutil.copytree(run / "hf" / "step_2", tmp_path / "another_run" / "step_1")
-    assert sweep.main([*command, f"--model={other}"]) == 1
+    same_name = shutil.copytree(run / "hf" / "step_2", tmp_path / "another_run" / "step_1")
+    assert sweep.main([*command, f"--model={same_name}"]) == 1
     assert "another model named step_1" in capsys.readouterr().err
     assert all(path.read_bytes() == content for path, content in before.items())
 

@@ -118,8 +118,8 @@ def preemption(run: Path) -> str:
     job = submit(run, "--time=10", "--partition=low", arguments=("toy",))
     wait_for_step(run, 5)
     both = ["--partition=high", "--nodes=2", "--exclusive", "--mem=100", "--time=2"]
-    other = slurm("sbatch", "--parsable", *both, "--output=/dev/null", "--wrap=sleep 15").strip()
-    end_as(other, "COMPLETED", 200)
+    urgent = slurm("sbatch", "--parsable", *both, "--output=/dev/null", "--wrap=sleep 15").strip()
+    end_as(urgent, "COMPLETED", 200)
     wait_for_step(run, 12)
     restarts = field(job, "Restarts")
     slurm("scancel", job)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluated import write_checkpoint
+from fake_engine import write_checkpoint
 
 from eval import EvaluationError
 from eval.metrics import Difference, Estimate

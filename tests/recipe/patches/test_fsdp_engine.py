@@ -68,10 +68,10 @@ def drawn(seed: int, function: Callable[[Any, Any], Any]) -> dict[str, torch.Ten
 
 def test_the_adapter_is_drawn_by_the_seed() -> None:
     ours: Any = FSDPEngine._build_lora_module
-    first, again, other = (drawn(seed, ours) for seed in (1, 1, 2))
-    assert first.keys() == other.keys() and len(first) == 2 * 7
+    first, again, third = (drawn(seed, ours) for seed in (1, 1, 2))
+    assert first.keys() == third.keys() and len(first) == 2 * 7
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not any(torch.equal(first[name], other[name]) for name in first)
+    assert not any(torch.equal(first[name], third[name]) for name in first)
 
 
 def test_verls_own_adapter_is_still_without_a_seed() -> None:
@@ -117,8 +117,8 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int,
 
 def test_a_value_head_is_drawn_by_the_seed(head: Callable[[int, int, Any], Any]) -> None:
     ours: Any = FSDPEngine._build_module
-    first, again, other = (head(seed, seed, ours) for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    first, again, third = (head(seed, seed, ours) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, third)
     assert first.std() > 0
 
 

@@ -73,7 +73,7 @@ def test_the_quick_start_begins_with_the_shipped_model_and_other_settings_do_not
         dataclasses.replace(settings, world=settings.world.model_copy(update={"updates": 9})),
         dataclasses.replace(settings, world=load_world("sums")),
     ]
-    assert not any(build.shipped_start(other, bank).is_file() for other in others)
+    assert not any(build.shipped_start(changed, bank).is_file() for changed in others)
 
     monkeypatch.setattr("recipe.toy.warmup.train", None)  # a call would fail
     folder = build.make(settings, bank, tmp_path)

@@ -56,8 +56,8 @@ def test_splits_are_disjoint_and_a_function_of_the_seed(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:  # made anew, the others' stay
         patch.setattr(made, "all_problems", made.all_problems.__wrapped__)  # type: ignore[attr-defined]
         again = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 0)}
-    other = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 1)}
-    assert again == of["test"] != other
+    another = {(p.a, p.op, p.b) for p in problems(world, "test", 60, 1)}
+    assert again == of["test"] != another
 
 
 def test_levels_have_their_shares_and_their_carries() -> None:

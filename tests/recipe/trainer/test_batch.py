@@ -146,8 +146,8 @@ def names_read(source: str) -> set[str]:
             texts, around = [node.left], node.comparators
         else:
             continue
-        known = {n.id for part in around for n in ast.walk(part) if isinstance(n, ast.Name)}
-        if known & BATCHES:
+        bound = {n.id for part in around for n in ast.walk(part) if isinstance(n, ast.Name)}
+        if bound & BATCHES:
             values = [t.value for t in texts if isinstance(t, ast.Constant)]
             result |= {value for value in values if isinstance(value, str)}
     return result

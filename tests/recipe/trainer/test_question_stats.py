@@ -1,11 +1,20 @@
-"""Statistics of questions: a step never sees itself, and a checkpoint keeps everything."""
+"""Statistics of questions: a step never sees itself, a checkpoint keeps all; PCL's value model."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import value_loss
+from verl.workers.utils.padding import no_padding_2_padding
 
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.trainer.critic import ValueModel, rows
 from recipe.trainer.question_stats import QuestionStats
 
 
@@ -23,11 +32,11 @@ def step() -> RolloutBatch:
 
 def rates_after(accuracies: list[float], **settings: float) -> list[float]:
     """The pass rate of a question after each of its groups."""
-    known, result = stats(**settings), []
+    tracker, result = stats(**settings), []
     for accuracy in accuracies:
-        known.fetch(["g"], ["q"])
-        known.see_group("g", accuracy)
-        result.append(known.state()["pass_rates"]["q"])
+        tracker.fetch(["g"], ["q"])
+        tracker.see_group("g", accuracy)
+        result.append(tracker.state()["pass_rates"]["q"])
     return result
 
 
@@ -38,24 +47,24 @@ def test_the_running_rate_by_hand() -> None:
 
 
 def test_an_unknown_question_has_the_target() -> None:
-    known = stats(target=0.25)
-    known.start(["low", "high"], [0.125, 0.5])
-    assert known.choose(["high", "low", "new"], 1) == [2]
+    tracker = stats(target=0.25)
+    tracker.start(["low", "high"], [0.125, 0.5])
+    assert tracker.choose(["high", "low", "new"], 1) == [2]
 
 
 def test_the_shortest_correct_response_by_hand() -> None:
     """q: 2 tokens and right, 4 and wrong; later 3 tokens, then 1; p is never right."""
-    known = stats()
-    assert known.shortest_of(["q", "p"]) == [None, None]
+    tracker = stats()
+    assert tracker.shortest_of(["q", "p"]) == [None, None]
     for rewards, mask, wanted in (
         ([1.0, 0.0], [[1, 1, 0, 0], [1, 1, 1, 1]], 2),
         ([1.0, 1.0], [[1, 1, 1, 0], [1, 1, 1, 1]], 2),  # it never grows
         ([0.0, 0.0], [[1, 0, 0, 0], [1, 1, 0, 0]], 2),  # wrong responses do not count
         ([1.0, 1.0], [[1, 1, 0, 0], [1, 0, 0, 0]], 1),
     ):
-        known.fetch(["g0"], ["q"])
-        known.see_step(synthetic(rewards, [[0.0] * 4] * 2, mask, [0, 0], questions=["q", "q"]))
-        assert known.shortest_of(["q", "p"]) == [wanted, None]
+        tracker.fetch(["g0"], ["q"])
+        tracker.see_step(synthetic(rewards, [[0.0] * 4] * 2, mask, [0, 0], questions=["q", "q"]))
+        assert tracker.shortest_of(["q", "p"]) == [wanted, None]
 
 
 def test_a_checkpoint_keeps_the_statistics() -> None:
@@ -80,25 +89,25 @@ def test_a_checkpoint_keeps_the_statistics() -> None:
 
 
 def test_a_measured_pass_rate_is_the_first_estimate() -> None:
-    known = stats()
-    known.start(["hard", "new", "half"], [0.0, None, 0.5])
-    assert known.choose(["hard", "new", "half"], 2) == [1, 2]
-    known.fetch(["g0"], ["hard"])
-    known.see_group("g0", 1.0)  # 0 + decay x (1 - 0): the estimate moves from the measured rate
-    assert known.state()["pass_rates"]["hard"] == known.curriculum.decay
-    known.start(["hard"], [0.0])
-    assert known.state()["pass_rates"]["hard"] == known.curriculum.decay  # not measured again
+    tracker = stats()
+    tracker.start(["hard", "new", "half"], [0.0, None, 0.5])
+    assert tracker.choose(["hard", "new", "half"], 2) == [1, 2]
+    tracker.fetch(["g0"], ["hard"])
+    tracker.see_group("g0", 1.0)  # 0 + decay x (1 - 0): the estimate moves from the measured rate
+    assert tracker.state()["pass_rates"]["hard"] == tracker.curriculum.decay
+    tracker.start(["hard"], [0.0])
+    assert tracker.state()["pass_rates"]["hard"] == tracker.curriculum.decay  # not measured again
 
 
 def test_predictions_of_all_parts_of_a_step_are_compared() -> None:
     """verl fetches the questions of a step in parts (data.gen_batch_size)."""
-    known = stats()
+    tracker = stats()
     for group, question, rate in (("g0", "q", 0.75), ("g1", "p", 0.5)):
-        known.choose([question], 1, [rate])
-        known.fetch([group], [question])
-    assert known.see_step(step())["curriculum/value_error"] == 0.25
-    known.fetch(["g0"], ["q"])
-    assert "curriculum/value_error" not in known.see_step(step())  # no prediction in this step
+        tracker.choose([question], 1, [rate])
+        tracker.fetch([group], [question])
+    assert tracker.see_step(step())["curriculum/value_error"] == 0.25
+    tracker.fetch(["g0"], ["q"])
+    assert "curriculum/value_error" not in tracker.see_step(step())  # no prediction in this step
 
 
 def test_disabled_sections_record_nothing() -> None:
@@ -108,3 +117,70 @@ def test_disabled_sections_record_nothing() -> None:
     assert off.see_step(step()) == {}
     assert off.state() == {"shortest": {}, "pass_rates": {}}
     assert off.candidates == 1
+
+
+PROMPTS = [torch.tensor([5, 6, 7]), torch.tensor([8, 9])]
+CONFIG = OmegaConf.create(
+    {
+        "critic": {"ppo_epochs": 1, "data_loader_seed": 1},
+        "actor_rollout_ref": {"rollout": {"temperature": 1.0}},
+    }
+)
+
+
+class Workers:
+    """A critic on two ranks whose value of a token is its id / 10; records what it trains on."""
+
+    def __init__(self) -> None:
+        self._dispatch_info = {"train": [0, 1]}
+        self.trained: Any = None
+
+    def infer_batch(self, batch: TensorDict) -> Any:
+        values = [row.float() / 10 for row in batch["input_ids"].unbind()]
+        result = {"values": torch.nested.as_nested_tensor(values, layout=torch.jagged)}
+        return SimpleNamespace(get=lambda: result)
+
+    def train_mini_batch(self, batch: TensorDict) -> Any:
+        self.trained = batch
+        metrics = {"vf_loss": [0.25], "mfu": [0.0]}
+        return SimpleNamespace(get=lambda: {"metrics": metrics})
+
+
+@pytest.mark.config
+def test_v_is_the_value_at_the_last_token_of_the_prompt() -> None:
+    assert ValueModel(Workers(), CONFIG).rate([*PROMPTS, PROMPTS[0]]) == pytest.approx(
+        [0.7, 0.9, 0.7]
+    )
+
+
+@pytest.mark.config
+def test_v_is_trained_on_the_pass_rates_of_the_groups() -> None:
+    workers = Workers()
+    step = synthetic([1, 0, 1, 1, 0, 0], -torch.ones(6, 2), torch.ones(6, 2), [0, 0, 1, 1, 2, 2])
+    prompts = [torch.tensor([group, 4]) for group in (1, 1, 2, 2, 3, 3)]
+    object.__setattr__(step, "prompts", prompts)
+    assert ValueModel(workers, CONFIG).fit(step)["critic/vf_loss"] == 0.25
+    sent = workers.trained
+    assert [row.tolist() for row in sent["input_ids"].unbind()[:3]] == [
+        [i, 4, 0] for i in (1, 2, 3)
+    ]
+    assert [row.item() for row in sent["returns"].unbind()] == [0.5, 1.0, 0.0, 0.0]
+    assert [row.item() for row in sent["response_mask"].unbind()] == [1, 1, 1, 0]  # two ranks
+    # Three questions, so that a mean over rows has no part of the padding.
+    assert (tu.get(sent, "global_batch_size"), tu.get(sent, "mini_batch_size")) == (3, 4)
+
+
+@pytest.mark.config
+def test_verls_loss_of_these_rows_is_half_of_the_squared_error() -> None:
+    batch = rows(PROMPTS, [0.75, 0.5], 1)
+    for name, value in (("dp_size", 1), ("batch_num_tokens", 2), ("global_batch_size", 2)):
+        batch.set_non_tensor(name, value)
+    values = torch.nested.as_nested_tensor(
+        [torch.tensor([9.0, 9.0, 0.25, 9.0]), torch.tensor([9.0, 2.0, 9.0])], layout=torch.jagged
+    )
+    critic = OmegaConf.create(
+        {"cliprange_value": 0.5, "loss_agg_mode": "token-mean", "loss_scale_factor": None}
+    )
+    loss, _ = value_loss(critic, {"values": values}, batch)
+    assert no_padding_2_padding(values, batch).flatten().tolist() == [0.25, 2.0]
+    assert loss.item() == pytest.approx((0.5**2 + 1.5**2) / 2 / 2)
