@@ -64,12 +64,9 @@ class Level(Record):
 
     @property
     def name(self) -> str:
-        due = {None: "", 0: " without a carry", 1: " with a carry"}
-        if self.op == "-":
-            due = {None: "", 0: " without a borrow", 1: " with a borrow"}
-        noun = "borrows" if self.op == "-" else "carries"
-        kind = "addition" if self.op == "+" else "subtraction"
-        return f"{self.digits}-digit {kind}" + due.get(self.carries, f" with {self.carries} {noun}")
+        kind, noun = ("addition", "carries") if self.op == "+" else ("subtraction", "borrows")
+        due = "" if self.carries is None else f" with {self.carries} {noun}"
+        return f"{self.digits}-digit {kind}{due}"
 
 
 class Slips(Record):

@@ -77,7 +77,7 @@ def test_levels_have_their_shares_and_their_carries() -> None:
 
 
 def test_too_many_questions_are_refused() -> None:
-    with pytest.raises(WorldError, match=r"level 2 \(2-digit addition without a carry\).* 600 wan"):
+    with pytest.raises(WorldError, match=r"level 2 \(2-digit addition with 0 carries\).* 600 want"):
         problems(SUMS, "validation", 4000, 0)
 
 

@@ -135,7 +135,7 @@ def test_a_rejected_response_still_counts_in_its_group(monkeypatch: pytest.Monke
     """recipe/STACK.md says so; verl's trainer has the same advantages (first test)."""
     made = rows(log_probs=True, padding=False)
     for key, columns in made.items():
-        columns["rollout_log_probs"] = columns["old_log_probs"] + 3.0 * (key == "g1_0_0")
+        columns["rollout_log_probs"] = columns["old_log_probs"] + (3.0 if key == "g1_0_0" else 0.0)
     rejecting = {**CORRECTION, "rollout_is": None, "rollout_rs": "seq_mean_k1"}
     plain, cut = (Queue(copy.deepcopy(made)) for _ in range(2))
     step(RecipeTrainer, plain, monkeypatch)
