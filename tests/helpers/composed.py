@@ -11,12 +11,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from recipe.config.compose import compose_config
-
 
 @functools.cache
 def composed(example: str, *overrides: str) -> Any:
     """The configuration of an example; shared by all tests, so copy it before a change."""
+    from recipe.config.compose import compose_config  # whose import imports this module
+
     return compose_config(example, list(overrides))
 
 
