@@ -61,7 +61,7 @@ def unit_rows(vectors: np.ndarray) -> np.ndarray:
 async def embed_at(endpoint: Endpoint, model: str, texts: Sequence[str]) -> np.ndarray:
     """Return a row for each text, of `/v1/embeddings` of an endpoint. Raises RephraseError."""
     distinct = list(dict.fromkeys(text or " " for text in texts))
-    found: dict[str, list[float]] = {}
+    by_text: dict[str, list[float]] = {}
     async with Channel(endpoint, Budget()) as channel:
         for start in range(0, len(distinct), PER_CALL):
             part = distinct[start : start + PER_CALL]
@@ -73,8 +73,8 @@ async def embed_at(endpoint: Endpoint, model: str, texts: Sequence[str]) -> np.n
                 raise RephraseError(f"embedder: {error}"[:300]) from error
             if len(vectors) != len(part):
                 raise RephraseError(f"embedder: {len(vectors)} vectors for {len(part)} texts")
-            found |= vectors
-    return np.array([found[text or " "] for text in texts])
+            by_text |= vectors
+    return np.array([by_text[text or " "] for text in texts])
 
 
 class Pair(NamedTuple):
@@ -87,9 +87,9 @@ class Pair(NamedTuple):
 
 def shortlist(questions: Sequence[str], benchmarks: Sequence[str], embed: Embed) -> Iterator[Pair]:
     """Yield the `NEAREST` benchmark questions of each question whose cosine is at least `LEAST`."""
-    own, other = unit_rows(embed(questions)), unit_rows(embed(benchmarks))
+    own, theirs = unit_rows(embed(questions)), unit_rows(embed(benchmarks))
     for row, vector in enumerate(own):
-        near = other @ vector
+        near = theirs @ vector
         for place in np.argsort(-near)[:NEAREST]:
             if near[place] >= LEAST:
                 yield Pair(row, int(place), float(near[place]))
@@ -101,21 +101,23 @@ def compare(benchmark: str, question: str) -> Candidate:
 
 
 def judge_doubtful(
-    found: dict[Pair, Candidate], texts: Sequence[str], options: argparse.Namespace
+    candidates: dict[Pair, Candidate], texts: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Replace the doubtful verdicts by those of the judge."""
     sampling = Sampling(options.judge, 0.0, 1.0, 2048)
     endpoint = Endpoint(base_url=options.base_url or os.environ.get("OPENAI_BASE_URL"))
     with lock(folder := beside(options.out, ".work")):
         judge = Stage("judge", folder, endpoint, load_prompt("judge"), sampling)
-        doubtful = [pair for pair, candidate in found.items() if candidate.verdict == "doubtful"]
-        requests = {p: judge.request("", texts[p.benchmark], found[p].text) for p in doubtful}
+        doubtful = [
+            pair for pair, candidate in candidates.items() if candidate.verdict == "doubtful"
+        ]
+        requests = {p: judge.request("", texts[p.benchmark], candidates[p].text) for p in doubtful}
         judge.send(requests.values(), Budget(spent=judge.store.spent))
     if lost := sum(bool(judge.store.lost(request)) for request in requests.values()):
         raise RephraseError(f"the judge gave no answer to {lost} pairs. Run it again.")
     for pair, request in requests.items():
         for response in judge.store.responses(request):
-            found[pair] = judged(found[pair], response)
+            candidates[pair] = judged(candidates[pair], response)
 
 
 def decontaminate(options: argparse.Namespace) -> None:
@@ -129,18 +131,22 @@ def decontaminate(options: argparse.Namespace) -> None:
     named = [(name, i) for name, several in benchmarks.items() for i in range(len(several))]
     texts = [text for several in benchmarks.values() for text in several]
     pairs = list(shortlist([q.text for q in questions], texts, embed))
-    found = {pair: compare(texts[pair.benchmark], questions[pair.question].text) for pair in pairs}
-    found = {pair: candidate for pair, candidate in found.items() if candidate.verdict != "reject"}
+    compared = {
+        pair: compare(texts[pair.benchmark], questions[pair.question].text) for pair in pairs
+    }
+    compared = {
+        pair: candidate for pair, candidate in compared.items() if candidate.verdict != "reject"
+    }
     if options.judge:
-        judge_doubtful(found, texts, options)
-    removed = {pair.question for pair, c in found.items() if c.verdict == "accept"}
+        judge_doubtful(compared, texts, options)
+    removed = {pair.question for pair, c in compared.items() if c.verdict == "accept"}
     write_parquet([q for place, q in enumerate(questions) if place not in removed], options.out)
     lines = [
         {"uid": questions[pair.question].uid, "cosine": round(pair.cosine, 4), "path": c.path}
         | dict(zip(("benchmark", "index"), named[pair.benchmark], strict=True))
         | {"verdict": "same" if c.verdict == "accept" else "doubtful"}
         | {"reasons": list(map(asdict, c.reasons)), "texts": [c.text, texts[pair.benchmark]]}
-        for pair, c in found.items()
+        for pair, c in compared.items()
     ]
     write_lines(beside(options.out, ".overlaps.jsonl"), lines)
     doubtful = sum(line["verdict"] == "doubtful" for line in lines)

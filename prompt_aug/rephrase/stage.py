@@ -48,8 +48,8 @@ class Prompt:
 
 def load_prompt(name: str) -> Prompt:
     """Return the prompt of that name in prompts.yaml."""
-    known = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
-    return Prompt(known[name]["text"])
+    prompts = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
+    return Prompt(prompts[name]["text"])
 
 
 BYTES_PER_TOKEN = 3
