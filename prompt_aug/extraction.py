@@ -36,16 +36,16 @@ def verdicts(
 
     Grades again only if two settings find different answers.
     """
-    response, found = sample["response"], dict.fromkeys(BESIDE, grade.correct)
+    response, right = sample["response"], dict.fromkeys(BESIDE, grade.correct)
     read = extract(response, extraction(given, template))  # grade.extracted may be a letter
     for name in BESIDE:
         settings = extraction(name, template)
         if name != given and extract(response, settings) != read:
-            found[name] = regrade(
+            right[name] = regrade(
                 response,
                 question["gold"],
                 question=question["question"],
                 options=question.get("options", ()),
                 extraction=settings,
             ).correct
-    return found
+    return right

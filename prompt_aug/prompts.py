@@ -126,7 +126,7 @@ class Prompts:
 
         Each question is listed once, with its longest prompt.
         """
-        found: list[Overlong] = []
+        listed: list[Overlong] = []
         for start in track(range(0, len(questions), BATCH), "prompt lengths", "batches"):
             pairs = [
                 (q.uid, name, render(self.bank[name], q.text, tokenizer, self.form, q.system).text)
@@ -138,5 +138,5 @@ class Prompts:
             for (uid, name, _), tokens in zip(pairs, ids, strict=True):
                 if len(tokens) > max(limit, longest[uid].length if uid in longest else 0):
                     longest[uid] = Overlong(uid=uid, template=name, length=len(tokens))
-            found.extend(longest.values())
-        return found
+            listed.extend(longest.values())
+        return listed

@@ -250,9 +250,11 @@ def count_repeats(questions: Iterable[Question]) -> list[tuple[Question, int]]:
     Some files, such as verl's of AIME, hold a question once per sample.
     """
     rows: dict[tuple[str | None, ...], list[Question]] = {}
-    for one in questions:
-        rows.setdefault((one.uid, one.text, one.system, one.source), []).append(one)
-    return [(found[0], len(found)) for found in rows.values()]
+    for question in questions:
+        rows.setdefault((question.uid, question.text, question.system, question.source), []).append(
+            question
+        )
+    return [(group[0], len(group)) for group in rows.values()]
 
 
 def write_parquet(
@@ -283,17 +285,17 @@ def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> 
                 f"the column {column!r} holds a chat as text. Convert it to a list."
             )
         return prompt
-    said = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
-    if not said:
+    messages = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
+    if not messages:
         raise QuestionError(f"the column {column!r} has no user message")
-    if len(said) > 1:
+    if len(messages) > 1:
         raise QuestionError(
-            f"the column {column!r} has {len(said)} user messages, and a question is one. Write "
-            "them as one or drop the row."
+            f"the column {column!r} has {len(messages)} user messages, and a question is one. "
+            "Write them as one or drop the row."
         )
-    if not isinstance(said[-1], str):
+    if not isinstance(messages[-1], str):
         raise QuestionError(f"the column {column!r} holds parts (an image?): questions are text")
-    return said[-1]
+    return messages[-1]
 
 
 def system_text(prompt: str | Iterable[Mapping[str, Any]] | None) -> str | None:

@@ -30,13 +30,16 @@ def control_tokens(tokenizer: Any) -> dict[str, int]:
         added = getattr(tokenizer, "added_tokens_decoder", {})
     except NotImplementedError:  # Mistral's own tokenizer reads no control token from text
         added = {}
-    chat, known = str(getattr(tokenizer, "chat_template", "")), {t.content for t in added.values()}
+    chat, contents = (
+        str(getattr(tokenizer, "chat_template", "")),
+        {t.content for t in added.values()},
+    )
     named = {getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")}
 
     def is_tag(text: str) -> bool:
         tag = _TAG.fullmatch(text)
         pair = {f"<{tag[1]}>", f"</{tag[1]}>"} if tag else {None}
-        return pair <= known and text not in named
+        return pair <= contents and text not in named
 
     return {
         token.content: number

@@ -125,7 +125,7 @@ def check_yaml(text: str, place: str) -> None:
         why = ""
         if isinstance(event, yaml.CollectionStartEvent):
             open_anchors.append(event.anchor)
-            why = f"more than {LEVELS} levels" * (len(open_anchors) > LEVELS)
+            why = f"more than {LEVELS} levels" if len(open_anchors) > LEVELS else ""
         elif isinstance(event, yaml.CollectionEndEvent):
             open_anchors.pop()
         elif isinstance(event, yaml.ScalarEvent):
@@ -147,8 +147,8 @@ def parse_yaml(text: str, place: str) -> Any:
     except FileError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
-        said = " ".join(str(error).split())
-        raise FileError(f"{place}: not valid yaml: {said}. Correct the file.") from error
+        reason = " ".join(str(error).split())
+        raise FileError(f"{place}: not valid yaml: {reason}. Correct the file.") from error
 
 
 def read_typed(path: Path, kind: type[T], error: type[UserError] = FileError) -> T:
@@ -167,8 +167,8 @@ def read_typed(path: Path, kind: type[T], error: type[UserError] = FileError) ->
 def parse_typed(value: Any, kind: type[T], place: str, error: type[UserError] = FileError) -> T:
     """Return `value` as `kind`; raises `error`, each line beginning with `place`."""
     checker: TypeAdapter[T] = adapter(kind)
-    if found := problems(checker, value):
-        raise error("\n".join(f"{place}: {message}" for message in found.values()))
+    if messages := problems(checker, value):
+        raise error("\n".join(f"{place}: {message}" for message in messages.values()))
     return checker.validate_python(value)
 
 
@@ -190,8 +190,8 @@ def problems(
     except ValidationError as error:
         lines: dict[str, str] = {}
         # Of the alternatives of a union the one with the right type explains the most.
-        found = sorted(error.errors(include_url=False), key=lambda e: e["type"].endswith("_type"))
-        for problem in found:
+        errors = sorted(error.errors(include_url=False), key=lambda e: e["type"].endswith("_type"))
+        for problem in errors:
             place = _keys(problem["loc"], value, problem["type"])
             name = _full_key(key, place)
             message = _message(checker, name, place, problem)
@@ -209,12 +209,12 @@ def _message(checker: TypeAdapter[Any], name: str, place: list[Any], problem: An
         return f"{prefix}unknown key{meant}"
     if name and (kind == "missing" or value is None or value == UNSET):
         return f"{prefix}not set. Give it a value."
-    said = WORDING.get(kind) or problem["msg"].removeprefix("Value error, ")
-    said = re.sub("^(Input|Value|List|Tuple) should", "should", said)
+    reason = WORDING.get(kind) or problem["msg"].removeprefix("Value error, ")
+    reason = re.sub("^(Input|Value|List|Tuple) should", "should", reason)
     if not name or isinstance(value, Mapping | BaseModel):
-        return prefix + said
+        return prefix + reason
     text = shown(value)
-    return f"{name}={text[:LONGEST]}{' ...' * (len(text) > LONGEST)}: {said}"
+    return f"{name}={text[:LONGEST]}{' ...' if len(text) > LONGEST else ''}: {reason}"
 
 
 def _keys(place: tuple[int | str, ...], value: Any, kind: str) -> list[int | str]:
@@ -246,14 +246,14 @@ def _fields(checker: TypeAdapter[Any]) -> list[str]:
     return sorted({name for record in records for name in record.get("properties", {})})
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, names: Iterable[str]) -> str:
     """Return ``, did you mean X?`` or nothing; a key with the same last part comes first.
 
     Upper and lower case count as equal.
     """
-    known, last = list(known), name.rpartition(".")[2]
-    same = [k for k in known if "." in name and k.rpartition(".")[2] == last]
-    by_lower = {k.lower(): k for k in same or known}
+    names, last = list(names), name.rpartition(".")[2]
+    same = [k for k in names if "." in name and k.rpartition(".")[2] == last]
+    by_lower = {k.lower(): k for k in same or names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0 if same else 0.6)
     return f", did you mean {by_lower[near[0]]}?" if near else ""
 

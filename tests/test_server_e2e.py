@@ -22,7 +22,7 @@ from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import diagnose
 from prompt_aug.rephrase.__main__ import main as rephrase
-from prompt_aug.rephrase.generate.store import Store
+from prompt_aug.rephrase.store import Store
 
 pytestmark = [
     pytest.mark.e2e,

@@ -24,8 +24,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.default not in (None, False, [], argparse.SUPPRESS)
-        told = "%(default)" in (action.help or "")
-        return f"{action.help or ''} (default: %(default)s)" if shown and not told else action.help
+        stated = "%(default)" in (action.help or "")
+        return (
+            f"{action.help or ''} (default: %(default)s)" if shown and not stated else action.help
+        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,7 +102,7 @@ def in_columns(
         "  ".join(side(c, w) for side, c, w in zip(sides, row, widths, strict=True)).rstrip()
         for row in table
     ]
-    under = ["  ".join("-" * width for width in widths)] * rule
+    under = ["  ".join("-" * width for width in widths)] if rule else []
     return "\n".join([rows[0], *under, *rows[1:]])
 
 

@@ -18,11 +18,11 @@ _spoke = time.monotonic()  # when any stage printed last, or the process started
 
 def duration(seconds: float) -> str:
     """Format as ``8 s``, ``4 min 10 s``, ``2 h 05 min`` or ``3 d 04 h``."""
-    whole = round(seconds)
+    total = round(seconds)
     for size, unit, part, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part:02d} {small}"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+        if total >= size:
+            return f"{total // size} {unit} {total % size // part:02d} {small}"
+    return f"{total // 60} min {total % 60:02d} s" if total >= 60 else f"{total} s"
 
 
 class Progress:

@@ -22,9 +22,9 @@ class Spending(NamedTuple):
     tokens_out: int = 0
     dollars: Decimal = Decimal(0)
 
-    def plus(self, other: "Spending", sign: int = 1) -> "Spending":
-        one, two, three = (a + sign * b for a, b in zip(self[:3], other[:3], strict=True))
-        return Spending(one, two, three, self.dollars + sign * other.dollars)
+    def plus(self, second: "Spending", sign: int = 1) -> "Spending":
+        requests, read, written = (a + sign * b for a, b in zip(self[:3], second[:3], strict=True))
+        return Spending(requests, read, written, self.dollars + sign * second.dollars)
 
     def at(self, price: Price | None) -> "Spending":
         """Return the same tokens with their dollars."""

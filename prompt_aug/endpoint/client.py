@@ -131,19 +131,19 @@ class Channel(openai.DefaultAsyncHttpxClient):
 
     async def models(self) -> dict[str, dict[str, Any]]:
         """Return the endpoint's list of models by id. Raises Failure or EndpointError."""
-        found = (await self.ask("models")).get("data")
-        rows = found if isinstance(found, list) else []
+        listed = (await self.ask("models")).get("data")
+        rows = listed if isinstance(listed, list) else []
         return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
 
     def _refused(self, error: openai.APIStatusError) -> dict[str, Any]:
         """Return a completion without choices if the prompt is refused, else raise as `ask`."""
         status, body = error.status_code, error.body if isinstance(error.body, dict) else {}
         line = f"status {status}: {body.get('message') or error.message}"[:300]
-        said = f"{error.code} {error.type} {line}"
+        description = f"{error.code} {error.type} {line}"
         for name, words in REFUSALS.items():
-            if status in (*FINAL, 403) and re.search(words, said, re.IGNORECASE):
+            if status in (*FINAL, 403) and re.search(words, description, re.IGNORECASE):
                 return {"choices": [], "refusal": name, "error": line}
-        if status in REFUSED or QUOTA in said:
+        if status in REFUSED or QUOTA in description:
             how = f"Check {KEY_VARIABLE}, quota, model and path."
             raise EndpointError(f"{self.url}: {line}. {how}") from error
         raise Failure(line, status) from error

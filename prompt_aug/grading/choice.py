@@ -36,18 +36,18 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     leading = _LEADING.match(answer)
     if leading is None or (place := LETTERS.index(leading[1])) >= len(options):
         return None
-    said, option = answer[leading.end() :], options[place]
-    words, others = _words(said), [other for other in options if other != option]
+    rest, option = answer[leading.end() :], options[place]
+    words, others = _words(rest), [rival for rival in options if rival != option]
     if words and words != _words(option) and words in map(_words, others):
         return None
-    folded, known = ([w.casefold() for w in some] for some in (words, _words(option)))
-    if folded == known[: len(folded)] or "".join(folded) == "".join(known):
+    folded, expected = ([w.casefold() for w in some] for some in (words, _words(option)))
+    if folded == expected[: len(folded)] or "".join(folded) == "".join(expected):
         return leading[1]
-    unopened = max(0, said.count("}") - said.count("{"))  # closes a \text{ before the letter
-    said = said.rstrip(" $.)")
-    said = said[: len(said) - unopened]
-    found = equal(option, said) and not any(equal(other, said) for other in others)
-    return leading[1] if found else None
+    unopened = max(0, rest.count("}") - rest.count("{"))  # closes a \text{ before the letter
+    rest = rest.rstrip(" $.)")
+    rest = rest[: len(rest) - unopened]
+    same = equal(option, rest) and not any(equal(rival, rest) for rival in others)
+    return leading[1] if same else None
 
 
 def names_letter(answer: str, options: Sequence[str]) -> bool:

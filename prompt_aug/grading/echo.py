@@ -109,9 +109,9 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     A formula counts with its tokens in any order, if its value is the same. Not finished is an
     operation left undone, and a percentage or a repeating decimal that the question has.
     """
-    written, known = canonical(prediction), [canonical(gold) for gold in golds]
+    written, answers = canonical(prediction), [canonical(gold) for gold in golds]
     tokens = tokens_in(written)
-    if any(tokens == tokens_in(gold) for gold in known):
+    if any(tokens == tokens_in(gold) for gold in answers):
         return False
     alike = formulas_of(question).get(tokens, ()) if is_formula(written) else ()
     equation = bool(RELATION.search(written))  # any two equations of the same tokens are alike
@@ -120,16 +120,16 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
             (equation and RELATION.search(text)) or not _differ(value_of(written), value_of(text))
             for text in alike  # 2(i+4) and 2+4i differ
         )
-        or _keeps_percent(written, known, question)
+        or _keeps_percent(written, answers, question)
         or (_is_new(_REPEATED, last_side(prediction), golds) and bool(_REPEATED.search(question)))
-        or _left_undone(last_side(written), known, question)
+        or _left_undone(last_side(written), answers, question)
     )
 
 
 def is_unworked(prediction: str, golds: Sequence[str]) -> bool:
     """Return whether a prediction leaves two or more operations, if all golds are numbers."""
-    known = (split_unit(canonical(gold))[0].rstrip("% ") for gold in golds)
-    if not all(map(_PLAIN_NUMBER.fullmatch, known)):
+    answers = (split_unit(canonical(gold))[0].rstrip("% ") for gold in golds)
+    if not all(map(_PLAIN_NUMBER.fullmatch, answers)):
         return False
     value = value_of(canonical(prediction).partition(r"\approx")[0])
     if _SCIENTIFIC.fullmatch(value):
@@ -167,8 +167,8 @@ def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
 
     A question without operations has none to repeat.
     """
-    asked = map(steps_of, leaves_of_question(question))
-    if not any(steps and steps.made for steps in asked):
+    formulas = map(steps_of, leaves_of_question(question))
+    if not any(steps and steps.made for steps in formulas):
         return False
     if any(steps_of(leaf) is None for gold in golds for leaf in leaves_of(gold)):
         return False
@@ -179,11 +179,11 @@ def _is_unread(written: str, golds: Sequence[str], question: str) -> bool:
 def does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
     """Return whether a part of the answer makes the steps of a formula of the question."""
     answer = last_side(canonical(answer))
-    known = [part for gold in golds for part in (gold, *leaves_of(gold))]
-    spelled = {squeeze(leaf) for leaf in known}
+    answers = [part for gold in golds for part in (gold, *leaves_of(gold))]
+    spelled = {squeeze(leaf) for leaf in answers}
     parts = [leaf for leaf in leaves_of(answer) if squeeze(leaf) not in spelled]
     return any(
-        _same_work(part, formula, known)
+        _same_work(part, formula, answers)
         for part in parts
         if is_formula(part)
         for formula in leaves_of_question(question)
@@ -191,13 +191,15 @@ def does_its_work(answer: str, golds: Sequence[str], question: str) -> bool:
 
 
 def _same_work(part: str, formula: str, golds: list[str]) -> bool:
-    work, asked = steps_of(part), steps_of(formula)
-    if work is None or asked is None:
+    work, formula_steps = steps_of(part), steps_of(formula)
+    if work is None or formula_steps is None:
         return _holds(part, formula, golds)
     if _differ(part, formula):
         return False
-    known = [steps for gold in golds if (steps := steps_of(gold, decimal=True))]
-    return carries(work, asked, known) or is_no_simpler(work, asked, known)
+    gold_steps = [steps for gold in golds if (steps := steps_of(gold, decimal=True))]
+    return carries(work, formula_steps, gold_steps) or is_no_simpler(
+        work, formula_steps, gold_steps
+    )
 
 
 def _holds(part: str, formula: str, golds: list[str]) -> bool:
@@ -209,18 +211,18 @@ def _holds(part: str, formula: str, golds: list[str]) -> bool:
     return wanted <= Counter(tokens_in(part)) and not all(_differ(formula, gold) for gold in golds)
 
 
-def _differ(one: str, other: str) -> bool | None:
+def _differ(first: str, second: str) -> bool | None:
     """Return whether two values differ; None if one of them cannot be read."""
     try:
-        return surely_different(evaluate(one), evaluate(other))
+        return surely_different(evaluate(first), evaluate(second))
     except (Unsupported, TooBig):
         return None
 
 
 def _is_unsolved(written: str, golds: Sequence[str]) -> bool:
     """Return whether a part is an unsolved relation, and no gold has a letter."""
-    known = [canonical(gold) for gold in golds]
-    if any(map(_has_letters, known)):
+    answers = [canonical(gold) for gold in golds]
+    if any(map(_has_letters, answers)):
         return False
     ends = [end for gold in golds for end in (canonical(gold), *leaves_of(gold))]
     return any(_has_unsolved(part) and not _ends_in(part, ends) for part in _parts_of(written))
@@ -244,10 +246,10 @@ def _ends_in(part: str, answers: list[str]) -> bool:
 
 def _is_another_form(written: str, gold: str, question: str) -> bool:
     """Return whether it is the question's equation, not solved for y, and the gold is y = ..."""
-    sides, asked = split_top(written, "="), split_top(canonical(gold), "=")
-    if len(sides) != 2 or len(asked) != 2 or not LETTER_ALONE.fullmatch(asked[0]):
+    sides, gold_sides = split_top(written, "="), split_top(canonical(gold), "=")
+    if len(sides) != 2 or len(gold_sides) != 2 or not LETTER_ALONE.fullmatch(gold_sides[0]):
         return False
-    letter, value = asked[0].strip(), asked[1]
+    letter, value = gold_sides[0].strip(), gold_sides[1]
     if not _LETTER.search(value) or any(side.strip() == letter for side in sides):
         return False
     equations = (split_top(piece, "=") for piece in pieces_of(question))
@@ -284,8 +286,8 @@ def _keeps_percent(written: str, golds: Sequence[str], question: str) -> bool:
     r"""Return whether it is a percentage of the question, as 40\%, and no gold has a percent."""
     if not written.endswith("%") or any("%" in gold for gold in golds):
         return False
-    asked = (share.replace(",", "").rstrip(".") for share in _PERCENT.findall(question))
-    return any(_differ(written.rstrip("% "), share) is False for share in asked)
+    shares = (share.replace(",", "").rstrip(".") for share in _PERCENT.findall(question))
+    return any(_differ(written.rstrip("% "), share) is False for share in shares)
 
 
 def _is_new(sign: re.Pattern[str], text: str, golds: Sequence[str]) -> bool:
@@ -331,10 +333,10 @@ def pieces_of(question: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
     """Return the pieces of the question by their sorted tokens."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    formulas: dict[tuple[str, ...], list[str]] = {}
     for text in pieces_of(question):
-        found.setdefault(tokens_in(text), []).append(text)
-    return found
+        formulas.setdefault(tokens_in(text), []).append(text)
+    return formulas
 
 
 @lru_cache(maxsize=512)
@@ -365,13 +367,13 @@ def tokens_in(text: str) -> tuple[str, ...]:
 
 def _sorted_tokens(text: str) -> tuple[str, ...]:
     r"""Return the tokens, of numbers the digits: `\log_2 32` and `\frac12` may have no gap."""
-    found: list[str] = []
+    tokens: list[str] = []
     for token in _TOKEN.findall(text):
         if token[-1].isdigit():
-            found += token.rstrip("0").rstrip(".") if "." in token else token
+            tokens += token.rstrip("0").rstrip(".") if "." in token else token
         elif token not in _IDLE:
-            found.append(_DIVIDED.get(token, token))
-    return tuple(sorted(found))
+            tokens.append(_DIVIDED.get(token, token))
+    return tuple(sorted(tokens))
 
 
 def is_formula(text: str) -> bool:

@@ -78,12 +78,12 @@ def compare(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
 
 def all_of(results: Iterable[bool | None], deciding: bool = False) -> bool | None:
     """Return `deciding` at the first result that is it, None if any is None, else the other."""
-    found: bool | None = not deciding
+    verdict: bool | None = not deciding
     for result in results:
         if result is deciding:
             return deciding
-        found = None if result is None else found
-    return found
+        verdict = None if result is None else verdict
+    return verdict
 
 
 any_of = partial(all_of, deciding=True)
@@ -145,16 +145,18 @@ def _unwrapped(node: Node) -> Node:
     """
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
-        one = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
-        if one and all(squeeze(item.text) == squeeze(first.text) for item in node.items[1:]):
+        has_members = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
+        if has_members and all(
+            squeeze(item.text) == squeeze(first.text) for item in node.items[1:]
+        ):
             return first
     return node
 
 
 def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Compare a leaf with a structure. Only algebra can prove them equal (an inequality)."""
-    leaf, other = (gold, pred) if gold.kind == "leaf" else (pred, gold)
-    several = other.kind in ("list", "set", "matrix", "tuple") and not leaf.relation
+    leaf, structure = (gold, pred) if gold.kind == "leaf" else (pred, gold)
+    several = structure.kind in ("list", "set", "matrix", "tuple") and not leaf.relation
     if several and (is_number(leaf.text.replace("%", "")) or words_of(leaf.text)):
         return False
     return _ask(gold, pred, oracle)
@@ -182,17 +184,21 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
     undecided = False
     for item in golds:
-        results = [_member(item, other, None) for other in preds]
+        results = [_member(item, candidate, None) for candidate in preds]
         if True in results:
             preds.pop(results.index(True))
             continue
-        open_ones = [other for other, result in zip(preds, results, strict=True) if result is None]
+        open_ones = [
+            candidate for candidate, result in zip(preds, results, strict=True) if result is None
+        ]
         if not open_ones:
             return False
         if oracle is None:
             undecided = True
             continue
-        match = next((other for other in open_ones if _member(item, other, oracle)), None)
+        match = next(
+            (candidate for candidate in open_ones if _member(item, candidate, oracle)), None
+        )
         if match is None:
             return False
         preds.remove(match)
@@ -300,10 +306,10 @@ def _contradicts_itself(relation: str) -> bool:
     """Return True for a false chain (3 = 4, or over 1 % apart) and for words of doubt."""
     values = [value for side in split_top(relation, "=") if (value := number_of(side)) is not None]
     numbers = [value.at(0) for value in values]
-    whole = [value.exact for value in values if value.exact is not None and value.exact % 1 == 0]
+    integers = [value.exact for value in values if value.exact is not None and value.exact % 1 == 0]
     return (
         bool(UNSURE.search(relation))
-        or len(set(whole)) > 1
+        or len(set(integers)) > 1
         or any(abs(number - numbers[-1]) > _ROUNDING * abs(number) for number in numbers)
     )
 

@@ -168,9 +168,9 @@ def mixed_as_sums(text: str, form: str = "(%s)") -> str:
     r"""Rewrite `3\frac{1}{2}` as `(3+\frac{1}{2})`."""
 
     def mixed(match: re.Match[str]) -> str:
-        whole, top, bottom = match.groups()
+        integer, top, bottom = match.groups()
         proper = int(top) < int(bottom)
-        return form % rf"{whole}+\frac{{{top}}}{{{bottom}}}" if proper else match[0]
+        return form % rf"{integer}+\frac{{{top}}}{{{bottom}}}" if proper else match[0]
 
     return _MIXED.sub(mixed, text)
 
@@ -440,9 +440,9 @@ def evaluate(text: str) -> Value:
         return Value(text=text, exact=value, approximate=(_rounded(value),), scale=first.scale)
     values, scale = [DOUBLES.convert(value)], first.scale
     if first.used_letters:
-        other = Reader(list(tokens), point=1)
-        values.append(DOUBLES.convert(other.read()))
-        scale = max(scale, other.scale)
+        second = Reader(list(tokens), point=1)
+        values.append(DOUBLES.convert(second.read()))
+        scale = max(scale, second.scale)
     return Value(text=text, exact=None, approximate=tuple(values), scale=scale)
 
 

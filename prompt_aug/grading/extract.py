@@ -147,8 +147,8 @@ def after_phrase(text: str) -> str | None:
     without text after it is ignored, as an empty box is: the response was truncated.
     """
     options, stop = bool(_OPTION.search(text)), len(text.rstrip(" \t\n.:*$"))
-    found = (m for m in _PHRASE.finditer(text) if m.end() < stop)
-    last = _last(m for m in found if not (options and m[0].strip(" \t>#*:") == "A"))
+    phrases = (m for m in _PHRASE.finditer(text) if m.end() < stop)
+    last = _last(m for m in phrases if not (options and m[0].strip(" \t>#*:") == "A"))
     if last is None:
         return None
     before = text[max(0, last.start() - 24) : last.start()]  # "the wrong answer is"
@@ -174,9 +174,9 @@ def after_phrase(text: str) -> str | None:
 
 def conclusion(text: str) -> str | None:
     """Return the value that a short response, or the last sentence of a long one, states."""
-    whole = len(text) <= _MAX_SENTENCE + _MAX_VALUE
+    short = len(text) <= _MAX_SENTENCE + _MAX_VALUE
     text = _BOLD.sub(r"\1", _COURTESY.sub("", text[-_MAX_TAIL:])).strip()
-    if whole and is_value(text):
+    if short and is_value(text):
         return text if not _ANY_SPAN.fullmatch(text) else _inside(text)
     span = _LAST_SPAN.search(text)
     lead = text[: span.start()].rstrip() if span else text.rstrip(" .!*\n")
@@ -184,7 +184,7 @@ def conclusion(text: str) -> str | None:
     start = last_break.end() if last_break else 0
     concludes = bool(_CONCLUSION.match(lead[start:]))
     closed = span is not None or text.endswith((".", "!", ".**"))
-    if not (concludes and closed) and (not whole or last_break or _ASKS.search(text)):
+    if not (concludes and closed) and (not short or last_break or _ASKS.search(text)):
         return None
     sentence = text[start:].rstrip(" .!*\n")
     if _DENIES.search(sentence) or ("answer" in sentence and _SUPPOSED.search(sentence)):
@@ -232,9 +232,9 @@ def _only_value(sentence: str) -> str | None:
     doubts = UNSURE.search(sentence) or _STEP.search(sentence)
     if doubts or len(sentence.split()) < _MIN_CLAUSE_WORDS:
         return None
-    found = [_inside(span) for span in _ANY_SPAN.findall(sentence)]
-    found += _ANY_AMOUNT.findall(_ANY_SPAN.sub(" ", sentence))
-    return found[0] if len(found) == 1 else None
+    values = [_inside(span) for span in _ANY_SPAN.findall(sentence)]
+    values += _ANY_AMOUNT.findall(_ANY_SPAN.sub(" ", sentence))
+    return values[0] if len(values) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,12 +250,12 @@ def extract(text: str, settings: Extraction, *, after_boxes: bool = False) -> st
     """Return the answer of a response, or of its text after all boxes, as the model wrote it."""
     for marker in (*END_MARKERS, f"</{settings.answer_tag}>"):
         text = text.partition(marker)[0]
-    text = _EMPHASIS.sub(lambda found: found[2] or "", text)
+    text = _EMPHASIS.sub(lambda match: match[2] or "", text)
     if after_boxes:
         text = text[max((end for _, end, _ in closed_boxes(text)), default=len(text)) :]
     _, thought, answered = text.rpartition("</think>")
-    if thought and (found := _answer_in(answered, settings)) is not None:
-        return found
+    if thought and (answer := _answer_in(answered, settings)) is not None:
+        return answer
     return _answer_in(text, settings)
 
 
@@ -302,9 +302,9 @@ def closed_boxes(text: str) -> list[tuple[int, int, str]]:
         return []
     # The contents themselves would need quadratic memory for nested boxes, so their ends are kept.
     spans = [
-        (start, found.end(), *found.span())
+        (start, bare.end(), *bare.span())
         for after, start in starts.items()
-        if (found := _BARE_BOX.match(text, after))
+        if (bare := _BARE_BOX.match(text, after))
     ]
     open_braces: list[int] = []
     for brace in _BRACE.finditer(text, min(starts)):

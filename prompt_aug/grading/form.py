@@ -46,8 +46,8 @@ def _form(node: Node) -> str:
 
 
 def _leaf(text: str) -> str:
-    if said := words_of(text):
-        return said
+    if words := words_of(text):
+        return words
     plain = split_unit(text)[0].rstrip("% ")
     try:
         value = evaluate(plain)

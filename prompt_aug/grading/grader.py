@@ -39,7 +39,6 @@ from prompt_aug.grading.extract import (
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
 from prompt_aug.grading.pool import GraderError, Verdict, default_pool
 from prompt_aug.grading.structure import Node, build
-from prompt_aug.grading.units import TRIGONOMETRIC
 
 # fmt: off
 Status = Literal[
@@ -60,7 +59,6 @@ Pair = tuple[str, Gold] | tuple[str, Gold, str | None] | tuple[str, Gold, str | 
 _TOWER = re.compile(
     r"\d\s*\}?\s*\^\s*[{(]*\s*-?\d+\s*\^\s*[{(]*\s*\d|\^\s*[{(]*\s*-?\d{5,}|\d{4,}\s*\)?\s*!|!\s*\)?\s*!"
 )
-_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree")
 _LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 _MACRO = re.compile(
     r"\\(?:let|[egx]?def|(?:re)?newcommand|csname|catcode|[hv]?phantom|[hv]space)(?![a-zA-Z])"
@@ -104,9 +102,8 @@ def _verdict(gold: str, pred: str) -> Verdict:
 
 
 def _latex(text: str) -> str:
-    r"""Return the text for latex2sympy, which would drop the degrees of `\sin(90^\circ-x)`."""
+    """Return the text for latex2sympy, whose \\log has the base e."""
     text = mixed_as_sums(_LOG.sub(r"\\log_{10}", text))
-    text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text) if TRIGONOMETRIC.search(text) else text
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
@@ -165,8 +162,8 @@ def grade(
             later = extract(response, extraction, after_boxes=True)
             return _grade_choice(later, golds, options) if later else choice
         return choice
-    found = _grade_extracted(answer, golds, question)
-    return replace(found, status="unworked") if found.unworked and not pay_unworked else found
+    result = _grade_extracted(answer, golds, question)
+    return replace(result, status="unworked") if result.unworked and not pay_unworked else result
 
 
 def grade_answer(prediction: str, gold: Gold, *, question: str | None = None) -> Grade:
@@ -191,7 +188,7 @@ def _golds(gold: Gold) -> list[str]:
     if not any(text.strip() for text in golds):
         raise ValueError("gold is empty, so no answer could be right; drop this question")
     readings = ((text, _stated(text), _all_boxes(text)) for text in golds)
-    return list(dict.fromkeys(text for known in readings for text in known if text.strip()))
+    return list(dict.fromkeys(text for texts_of in readings for text in texts_of if text.strip()))
 
 
 def _stated(gold: str) -> str:
@@ -232,7 +229,7 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None) -> Gra
 def _grade_choice(answer: str, golds: list[str], options: Options) -> Grade:
     """Grade a choice; `extracted` is the chosen letter, or the whole answer without one."""
     letter = chosen(
-        answer, options, lambda option, said: _grade_extracted(said, [option], None).correct
+        answer, options, lambda option, text: _grade_extracted(text, [option], None).correct
     )
     status: Status = "correct" if letter in golds else "wrong" if answer.strip() else "no_answer"
     detail = "" if letter else "not one option's letter, alone or with its text"
@@ -265,12 +262,12 @@ def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
         return "unparsable", "brackets that do not close"
     if _MACRO.search(written):
         return "unparsable", "a command that changes TeX"
-    known = [canonical(gold) for gold in golds]
+    gold_texts = [canonical(gold) for gold in golds]
     try:
-        if any(squeeze(text) == squeeze(written) for text in known):
+        if any(squeeze(text) == squeeze(written) for text in gold_texts):
             return "correct", ""
         undecided = []
-        for text in known:
+        for text in gold_texts:
             gold, pred = build(text), build(written)
             verdict = compare(gold, pred, None)
             if verdict:

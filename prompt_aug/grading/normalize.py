@@ -71,8 +71,6 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le "),
         (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge "),
         (r"\\neq(?![a-z])|\\not\s*=|(?<=[a-zA-Z\s])!=", r"\\ne "),
-        (r"\\lbrace(?![a-z])", r"\\{"),
-        (r"\\rbrace(?![a-z])", r"\\}"),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-z])", "|"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\(?:dots|ldots|cdots)(?![a-z])", "..."),
@@ -93,9 +91,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 # Keeps an ellipsis, except after a decimal: "5, ..." is not 5.
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
-_MORE_DIGITS = re.compile(r"(?<=\d)(\.\d+)\s*\.{3}\s*$")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
-_UPRIGHT_INDEX = re.compile(r"_\{\s*\\text\{\s*([A-Za-z])\s*\}\s*\}")
 _BRACKETS = re.compile(r"[{(\[)\]}]")
 _BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
 _CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")
@@ -110,10 +106,10 @@ def canonical(text: str) -> str:
     text = _OLD_FONT.sub(" ", text.strip().strip("*`"))
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
-    text = _UPRIGHT_INDEX.sub(r"_{\1}", _FONTS.sub(_text, text))
+    text = _FONTS.sub(_text, text)
     while "{" in text and (shown := _IDLE_BRACES.sub(r"\1", text)) != text:
         text = shown
-    return _TRAILING.sub("", _MORE_DIGITS.sub(r"\1", text)).strip()
+    return _TRAILING.sub("", text).strip()
 
 
 def _price(match: re.Match[str]) -> str:

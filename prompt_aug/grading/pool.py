@@ -219,14 +219,14 @@ class WorkerPool:
     ) -> list[Result]:
         """Call `function`, which uses this pool, in a thread per worker; results are in order."""
 
-        def one(item: Item) -> Result:
+        def call(item: Item) -> Result:
             result = function(item)
             if on_result is not None:
                 on_result(result)
             return result
 
         with ThreadPoolExecutor(max_workers=self.settings.workers) as threads:
-            return list(threads.map(one, items))
+            return list(threads.map(call, items))
 
     def close(self) -> None:
         """End every idle worker now and every busy one when it has answered."""

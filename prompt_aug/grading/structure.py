@@ -128,8 +128,8 @@ def _number(text: str, depth: int) -> Node | None:
     if _SPACED_THOUSANDS.fullmatch(text):
         return Node("leaf", text.replace(" ", ""))
     if mixed := _MIXED.fullmatch(text):
-        whole, top, bottom = mixed.groups()
-        return Node("leaf", rf"{whole}\frac{{{top}}}{{{bottom}}}")
+        integer, top, bottom = mixed.groups()
+        return Node("leaf", rf"{integer}\frac{{{top}}}{{{bottom}}}")
     leading = _LEADING_NUMBER.match(text)
     if leading is None or "," in (tail := text[leading.end() :]):
         return None

@@ -82,21 +82,21 @@ def split_unit(text: str) -> tuple[str, str | None]:
 
 def _unit_of(words: str) -> str:
     """Return the units and symbols among the words with their powers: "km h" of km/h."""
-    found = []
+    units = []
     for word, power in re.findall(r"([A-Za-z]+)|\^\s*\{?\s*(-?\d)", words.replace(".", "")):
         if power:
-            found.append(f"^{power}")
+            units.append(f"^{power}")
         elif unit := _UNIT_OF.get(word.lower(), word if len(word) <= _MAX_SYMBOL else ""):
-            found.append(unit)
-    return " ".join(unit for unit in found if unit not in ("of", "per", "sq", "the", "a", "in"))
+            units.append(unit)
+    return " ".join(unit for unit in units if unit not in ("of", "per", "sq", "the", "a", "in"))
 
 
-def units_contradict(one: str | None, other: str | None) -> bool:
+def units_contradict(first: str | None, second: str | None) -> bool:
     """Return whether units differ, as cm and m, cm^2 and cm^3, or km and km/h.
 
     A missing unit or power contradicts nothing, nor does a price without its "per hour".
     """
-    units, others = (one or "").split(), (other or "").split()
+    units, others = (first or "").split(), (second or "").split()
     if any(unit != another for unit, another in zip(units, others, strict=False)):
         return True
     if not units or not others or units[0] in _PRICES:

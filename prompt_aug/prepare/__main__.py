@@ -21,9 +21,13 @@ from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
-from prompt_aug.prepare.filters import join_rephrasings, prepare
+from prompt_aug.prepare.filters import (
+    checked_band,
+    join_rephrasings,
+    prepare,
+    read_pass_rates,
+)
 from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
-from prompt_aug.prepare.pass_rates import checked_band, read_pass_rates
 from prompt_aug.prepare.sources import (
     IN_YAML,
     Columns,
@@ -56,14 +60,14 @@ def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
         name = name or Path(source).stem
         if name in benchmarks:
             raise SourceError(f"two benchmarks are called {name}: write NAME={source}")
-        asked: dict[str, Any] = {"source": source, "split": split or "test"}
+        arguments: dict[str, Any] = {"source": source, "split": split or "test"}
         if Path(source).suffix == ".yaml":
-            asked = _arguments(_read(Path(source)), Path(source))
-        elif not Path(source).exists() and source in (known := _read(KNOWN)):
-            asked = _arguments(known[source], KNOWN)
-        columns, rows = Columns(text=asked.pop("text", None)), load_rows(**asked)
+            arguments = _arguments(_read(Path(source)), Path(source))
+        elif not Path(source).exists() and source in (records := _read(KNOWN)):
+            arguments = _arguments(records[source], KNOWN)
+        columns, rows = Columns(text=arguments.pop("text", None)), load_rows(**arguments)
         names = column_names(rows)
-        columns = complete(columns, names, asked["source"], answer=False, remedy=IN_YAML)
+        columns = complete(columns, names, arguments["source"], answer=False, remedy=IN_YAML)
         benchmarks[name] = [question_text(row, columns) for row in rows]
     return benchmarks
 
@@ -80,8 +84,8 @@ def _arguments(record: Any, path: Path) -> dict[str, Any]:
     if not isinstance(record, Mapping) or not (record.get("hub") or record.get("file")):
         raise SourceError(f"{path} is no record of a benchmark: it has neither hub nor file")
     source = str(path.parent / record["file"]) if record.get("file") else str(record["hub"])
-    asked = {key: record.get(key) for key in ("config", "revision", "text")}
-    return {"source": source, "split": record.get("split", "test")} | asked
+    arguments = {key: record.get(key) for key in ("config", "revision", "text")}
+    return {"source": source, "split": record.get("split", "test")} | arguments
 
 
 def write(
@@ -181,19 +185,19 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
     name = options.preset or (options.source if options.source in presets else None)
     if name is not None and name not in presets:
         raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
-    known = presets[name] if name else Preset(hub=options.source, split="train")
-    asked = {
+    preset = presets[name] if name else Preset(hub=options.source, split="train")
+    given = {
         "config": options.config,
         "split": options.split,
         "text": options.text_column,
         "answer": options.answer_column,
     }
-    change: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+    change: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if options.text_column is not None:
         change["text_else"] = ()  # an explicit column has no alternatives
     if options.source != name:  # a local copy of the preset, or no preset
         change |= {"hub": options.source, "files": None, "rows": {}}
-    return options.name or name or Path(options.source).stem, known.model_copy(update=change)
+    return options.name or name or Path(options.source).stem, preset.model_copy(update=change)
 
 
 def prepare_as(options: argparse.Namespace) -> None:
@@ -203,16 +207,16 @@ def prepare_as(options: argparse.Namespace) -> None:
         raise UsageError(f"--overlap {options.overlap} must lie in (0, 1]")
     band = checked_band(options.keep, options.pass_rates is not None)
     rates = read_pass_rates(options.pass_rates) if options.pass_rates is not None else None
-    name, asked = choose(options)
+    name, preset = choose(options)
     benchmarks = load_benchmarks(options.against or [])
-    rows = load_rows(asked.hub, asked.config, asked.split, files=asked.files)
-    if len(rows) != (expected := asked.rows.get(asked.split, len(rows))):
+    rows = load_rows(preset.hub, preset.config, preset.split, files=preset.files)
+    if len(rows) != (expected := preset.rows.get(preset.split, len(rows))):
         raise SourceError(
-            f"{asked.hub}: {len(rows)} rows in the split {asked.split}, and {expected} when the "
+            f"{preset.hub}: {len(rows)} rows in the split {preset.split}, and {expected} when the "
             "preset was written: the data set has changed. Look at it, and replace the preset by "
             "--text-column and --answer-column."
         )
-    columns = complete(asked, column_names(rows), asked.hub)
+    columns = complete(preset, column_names(rows), preset.hub)
     rows, joined = join_rephrasings(rows, columns) if columns.group else (rows, {})
     questions, report = prepare(
         rows,
@@ -229,10 +233,10 @@ def prepare_as(options: argparse.Namespace) -> None:
     if not questions:
         raise SourceError("nothing written: no row is left")
     settings = {
-        "source": asked.hub,
-        "config": asked.config,
-        "files": asked.files,
-        "split": asked.split,
+        "source": preset.hub,
+        "config": preset.config,
+        "files": preset.files,
+        "split": preset.split,
         "columns": columns.model_dump(mode="json", include={*Columns.model_fields}),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
         "overlap": {"n": OVERLAP_N, "limit": options.overlap},

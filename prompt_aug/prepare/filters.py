@@ -1,26 +1,42 @@
-"""The checks of `prompt_aug.prepare`, which refuse rows of a data set with a reason."""
+r"""The checks of `prompt_aug.prepare`, which refuse rows of a data set with a reason.
+
+Pass rates come from a sweep of the start model over the training questions:
+
+    python -m eval.sweep --model MODEL --out measured --temperature 1 \
+        --benchmark train=data/train.parquet:8
+    python -m prompt_aug.prepare data/train.parquet data/band.parquet --no-benchmarks \
+        --pass-rates measured/SETTINGS/MODEL/train --keep 0.2 0.8
+
+A band removes questions that never or rarely give GRPO a gradient. DAPO's dynamic sampling (arXiv
+2503.14476) removes those at 0 and 1 during training.
+"""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import iter_lines
 from prompt_aug.base.progress import track
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex, near_duplicates
-from prompt_aug.prepare.pass_rates import Band, outside
 from prompt_aug.prepare.sources import (
     JOINED,
     Columns,
     Numbered,
     Refused,
+    SourceError,
     answers_of,
     question_text,
     to_question,
 )
 from prompt_aug.questions import QuestionError, normalise
 
+Band = tuple[float, float] | None
+GRADES = "grades.jsonl"  # in the folder of a benchmark
 GRADED_AT_ONCE = 512
 PROSE_WORDS = 4  # an answer of this many words without a number is prose
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
@@ -93,9 +109,9 @@ def repeats(questions: Numbered) -> tuple[dict[int, list[int]], Refused]:
     for (first, question), *others in groups.values():
         golds, rows = list(question.answers), [number for number, _ in others]
         if not all(
-            other.uid == question.uid
-            or any(grade_answer(answer, golds).correct for answer in other.answers)
-            for _, other in others
+            later.uid == question.uid
+            or any(grade_answer(answer, golds).correct for answer in later.answers)
+            for _, later in others
         ):
             rows = [first, *rows]
             detail = f"rows {rows} ask the same question with different answers"
@@ -107,13 +123,13 @@ def repeats(questions: Numbered) -> tuple[dict[int, list[int]], Refused]:
 
 def overlapping(questions: Numbered, index: OverlapIndex, limit: float) -> Refused:
     """Return the questions whose overlap with a benchmark question is at least `limit`."""
-    found = (
+    matches = (
         (number, index.best(question.text))
         for number, question in track(questions, "benchmark overlap", "questions")
     )
     return {
         number: f"{match.score:.2f} of question {match.index} of {match.of}"
-        for number, match in found
+        for number, match in matches
         if match and match.score >= limit
     }
 
@@ -136,6 +152,51 @@ def ungradable(questions: Numbered, allow_text: bool) -> Refused:
             if not grade.correct:
                 bad.setdefault(number, f"{gold[:80]!r} graded {grade.status!s} against itself")
     return bad
+
+
+def read_pass_rates(place: Path) -> dict[str, float]:
+    """Return the share of right samples by uid, from grades.jsonl or the folder that holds it."""
+    path = place / GRADES if place.is_dir() else place
+    if not path.is_file():
+        raise SourceError(
+            f"--pass-rates {place}: there is no {GRADES}. Name the folder of a benchmark in the "
+            "output of eval.sweep, OUT/SETTINGS/CHECKPOINT/BENCHMARK."
+        )
+    verdicts: dict[str, list[bool]] = defaultdict(list)
+    for line in iter_lines(path):
+        if "uid" in line and isinstance(line.get("correct"), bool):  # the first line is a head
+            verdicts[line["uid"]].append(line["correct"])
+    if not verdicts:
+        raise SourceError(f"--pass-rates {path}: no verdicts. Name a {GRADES} of eval.sweep.")
+    return {uid: sum(right) / len(right) for uid, right in verdicts.items()}
+
+
+def outside(questions: Numbered, rates: Mapping[str, float], band: Band) -> Refused:
+    """Return the questions outside the `band` or without a rate; none without a band."""
+    if not any(question.uid in rates for _, question in questions):
+        raise SourceError(
+            "--pass-rates: no question of SOURCE was measured. The sweep must have read the same "
+            "questions and answers, for example the file that prompt_aug.prepare wrote."
+        )
+    if band is None:
+        return {}
+    measured = ((number, rates.get(question.uid)) for number, question in questions)
+    return {
+        number: "not measured" if rate is None else f"{rate:.3f}, not in {band[0]:g} to {band[1]:g}"
+        for number, rate in measured
+        if rate is None or not band[0] <= rate <= band[1]
+    }
+
+
+def checked_band(given: Sequence[float] | None, measured: bool) -> Band:
+    """Return the two numbers of --keep; both belong to the band. Raises UsageError."""
+    if given is None:
+        return None
+    low, high = given
+    if not measured or not 0 <= low <= high <= 1:
+        why = "write two shares, the lower one first" if measured else "it needs --pass-rates"
+        raise UsageError(f"--keep {low:g} {high:g}: {why}")
+    return low, high
 
 
 def prepare(
@@ -171,11 +232,11 @@ def prepare(
             (row, replace(question, pass_rate=rates.get(question.uid)))
             for row, question in _without(questions, refused["pass_rate"])
         ]
-    counts = {reason: len(found) for reason, found in refused.items()}
+    counts = {reason: len(rejected) for reason, rejected in refused.items()}
     entries = [
         {"row": row, "reason": reason, "detail": detail}
-        for reason, found in refused.items()
-        for row, detail in found.items()
+        for reason, rejected in refused.items()
+        for row, detail in rejected.items()
     ]
     return questions, {
         "rows": len(rows),

@@ -45,10 +45,10 @@ def words(text: str) -> list[str]:
 
 def grams(text: str, n: int) -> frozenset[Gram]:
     """Return the n-grams of `words`; fewer than n words are one gram; empty without words."""
-    found = words(text)
-    if not found:
+    listed = words(text)
+    if not listed:
         return frozenset()
-    return frozenset(tuple(found[i : i + n]) for i in range(max(1, len(found) - n + 1)))
+    return frozenset(tuple(listed[i : i + n]) for i in range(max(1, len(listed) - n + 1)))
 
 
 class OverlapIndex:
@@ -59,10 +59,10 @@ class OverlapIndex:
         self.places: dict[Gram, list[int]] = defaultdict(list)
         for name, texts in benchmarks.items():
             for index, text in enumerate(texts):
-                found = grams(text, OVERLAP_N)
-                for gram in found:
+                own = grams(text, OVERLAP_N)
+                for gram in own:
                     self.places[gram].append(len(self.sizes))
-                self.sizes.append((name, index, len(found)))
+                self.sizes.append((name, index, len(own)))
 
     def best(self, text: str) -> Match | None:
         """Return the benchmark question with the largest overlap; None without a shared n-gram."""

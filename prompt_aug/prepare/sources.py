@@ -1,17 +1,23 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
 import ast
+import contextlib
+import csv
+import io
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field
 
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.hub import hub_answers
 from prompt_aug.grading.extract import closed_boxes
-from prompt_aug.prepare.local import SourceError, from_files, from_folder
 from prompt_aug.questions import (
     Question,
     QuestionError,
@@ -32,6 +38,14 @@ VERL_COLUMNS = {"text": "prompt", "answer": "reward_model.ground_truth"}
 IN_YAML = "Name the file and the column in a yaml file, `{}: COLUMN` (eval/README.md)."
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
+
+
+KINDS = (".parquet", ".jsonl", ".json", ".arrow", ".csv")
+SPLITS = {"train", "training", "test", "validation", "valid", "val", "dev", "eval"}
+
+
+class SourceError(UserError, ValueError):
+    """A source that cannot be read. The message says what to do."""
 
 
 class Columns(Record):
@@ -123,7 +137,7 @@ def load_rows(
     )
 
 
-def _from_hub(source: str, **asked: Any) -> Any:
+def _from_hub(source: str, **arguments: Any) -> Any:
     import datasets  # slow, so it is imported on first use
     from huggingface_hub import constants
 
@@ -132,7 +146,7 @@ def _from_hub(source: str, **asked: Any) -> Any:
         # The clients would retry for up to a minute before they look into their cache.
         offline = constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(source, **asked)
+        return datasets.load_dataset(source, **arguments)
     except Exception as error:  # a gated, renamed or misspelled data set, a wrong split, ...
         why = (
             f"the hub at {constants.ENDPOINT} does not answer, or HF_HUB_OFFLINE is set, and the "
@@ -154,6 +168,134 @@ def _first_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
+class Rows(list[dict[str, Any]]):
+    """Rows of local files, as they stand; every row has all columns."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.features = _fields(rows)
+        self.column_names = list(self.features)
+        super().__init__({name: row.get(name) for name in self.column_names} for row in rows)
+
+
+def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of records, and for each that holds records, their fields."""
+    values: dict[str, list[Any]] = {}
+    for name, value in (item for record in records for item in record.items()):
+        values.setdefault(name, []).extend([value] if isinstance(value, Mapping) else [])
+    return {name: _fields(records_of) or None for name, records_of in values.items()}
+
+
+def from_files(paths: Sequence[Path]) -> Any:
+    """Return the rows of files of one kind, in order."""
+    import datasets
+
+    # Not with load_dataset, which returns its cached copy of a changed file of the same time stamp,
+    # and turns 1.50 into 1.5, "NA" into null and large integers into floats.
+    kinds = {path.suffix for path in paths}
+    if len(kinds) != 1 or not kinds <= set(KINDS):
+        raise SourceError(f"{paths[0]}: known are files ending in {', '.join(KINDS)}")
+    kind = kinds.pop()
+    if kind == ".arrow":
+        return datasets.concatenate_datasets([datasets.Dataset.from_file(str(p)) for p in paths])
+    if kind == ".parquet":
+        table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
+        single = [field.name for field in table.schema if field.type == pa.float32()]
+        for name in single:  # as a Python number, 0.1 would be 0.10000000149011612
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, table[name].cast(pa.string()))
+        return datasets.Dataset(datasets.table.InMemoryTable(table))
+    read = _csv_rows if kind == ".csv" else _json_rows
+    if rows := [row for path in paths for row in read(path)]:
+        return Rows(rows)
+    raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not UTF-8 text ({error}). Convert it.") from None
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        rows, names = list(reader), reader.fieldnames or ()
+    except csv.Error as error:
+        raise SourceError(
+            f"{path}, line {reader.line_num}: broken csv ({error}). Separate the columns by "
+            "commas, and double the quotes inside a quoted text."
+        ) from None
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise SourceError(f"{path}: two columns are called {repeated[0]}. Rename one.")
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise SourceError(f"{path}: row {number} has not as many columns as the first line")
+    return rows
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file: one a line, one array or, in a .json, a single one."""
+    text = _text(path)
+    if path.suffix == ".json":
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(text)
+            rows = content if isinstance(content, list) else [content]
+            if all(isinstance(row, dict) for row in rows):
+                return rows
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):  # a string may hold U+2028
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
+        rows += [row] if line.strip() else []
+    return rows
+
+
+def from_folder(path: Path, split: str) -> Any:
+    """Return the rows of the files in a folder, or of a folder of `save_to_disk`."""
+    import datasets
+
+    if (path / "dataset_dict.json").is_file():
+        splits = datasets.load_from_disk(str(path))
+        if split not in splits:
+            raise SourceError(f"{path} has no split {split!r}: choose one of {list(splits)}")
+        return splits[split]
+    if (path / "state.json").is_file():
+        return datasets.load_from_disk(str(path))
+    by_kind = {kind: files for kind in KINDS if (files := sorted(path.rglob(f"*{kind}")))}
+    if len(by_kind) > 1:
+        by_kind.pop(".json", None)  # often a description of the data
+    if not by_kind:
+        raise SourceError(f"{path}: no file ending in {', '.join(KINDS)} in this folder")
+    if len(by_kind) > 1:
+        raise SourceError(f"{path}: it has files ending in {', '.join(by_kind)}. Name one of them.")
+    (files,) = by_kind.values()
+    return from_files(_of_split(path, files, split))
+
+
+def _of_split(folder: Path, files: Sequence[Path], split: str) -> Sequence[Path]:
+    """Return the files whose path in `folder` names `split`; all if no path names a split.
+
+    Raises SourceError if others name one, and for files of several folders (configurations).
+    """
+    words = {}
+    for file in files:
+        name = str(file.relative_to(folder)).lower()
+        words[file] = {*re.split(r"[\W\d_]+", name), *re.split(r"\W+", name)}
+    if any(parts & SPLITS for parts in words.values()):
+        files = [file for file in files if split.lower() in words[file]]
+        if not files:
+            named = ", ".join(sorted(SPLITS & set().union(*words.values())))
+            raise SourceError(f"{folder} has no file of the split {split!r} (it has {named})")
+    if len({file.parent for file in files}) > 1:
+        raise SourceError(f"{folder}: files lie in several folders. Name one of them.")
+    return files
+
+
 def complete(
     columns: Columns,
     names: Iterable[str],
@@ -171,8 +313,8 @@ def complete(
     """
     present = set(names)
 
-    def find(what: str, asked: str | None, usual: tuple[str, ...] = (), more: Any = ()) -> str:
-        candidates = ((asked,) if asked else ()) + tuple(more) or usual
+    def find(what: str, wanted: str | None, usual: tuple[str, ...] = (), more: Any = ()) -> str:
+        candidates = ((wanted,) if wanted else ()) + tuple(more) or usual
         for candidate in candidates:
             if has_column(present, candidate):
                 return candidate
@@ -181,13 +323,16 @@ def complete(
             f"{', '.join(sorted(present))}). {remedy.format(what)}"
         )
 
-    found = {"text": find("text", columns.text, TEXT_COLUMNS, columns.text_else), "text_else": ()}
+    resolved = {
+        "text": find("text", columns.text, TEXT_COLUMNS, columns.text_else),
+        "text_else": (),
+    }
     for what, column in (("level", columns.level), *others):
         if column:
             find(what, column)
     if answer:
-        found["answer"] = find("answer", columns.answer, ANSWER_COLUMNS)
-    return columns.model_copy(update=found)
+        resolved["answer"] = find("answer", columns.answer, ANSWER_COLUMNS)
+    return columns.model_copy(update=resolved)
 
 
 def has_column(names: Collection[str], column: str) -> bool:
@@ -260,12 +405,12 @@ def question_text(row: Mapping[str, Any], columns: Columns) -> str:
         raise QuestionError(f"the column {column!r} has a list that is no chat. Name another.")
     text = user_text(value, column)
     if columns.text_after is not None:
-        _, found, text = text.partition(columns.text_after)
-        if not found:
+        _, mark, text = text.partition(columns.text_after)
+        if not mark:
             raise QuestionError(f"no {columns.text_after!r} before the question")
     if columns.text_before is not None:
-        text, found, _ = text.rpartition(columns.text_before)
-        if not found:
+        text, mark, _ = text.rpartition(columns.text_before)
+        if not mark:
             raise QuestionError(f"no {columns.text_before!r} after the question")
     return text
 
@@ -294,9 +439,9 @@ def _answer(text: str, answer_from: str | None) -> str:
     if answer_from is None:
         return text
     if answer_from == "boxed":
-        if not (found := closed_boxes(text)):
+        if not (boxes := closed_boxes(text)):
             raise QuestionError("no \\boxed{...} in the solution to take the answer from")
-        return found[-1][2]
+        return boxes[-1][2]
     _, marker, answer = text.rpartition(answer_from)
     if not marker:
         raise QuestionError(f"no {answer_from!r} in the column to take the answer from")

@@ -37,9 +37,9 @@ def rephrase(options: Namespace) -> int:
     if pipeline.stops:
         raise pipeline.stops[0]
     if errors:
-        said = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
+        reasons = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
         how = "Run it again." if options.partial else "Run it again, or with --partial."
-        print(f"{NAME}: {errors.total()} responses failed: {said}. {how}", file=sys.stderr)
+        print(f"{NAME}: {errors.total()} responses failed: {reasons}. {how}", file=sys.stderr)
     return INCOMPLETE if errors else 0
 
 

@@ -1,17 +1,32 @@
-"""Candidates: raw responses of a model or a file, cleaned and checked, each with its source."""
+r"""Candidates: raw responses of a model, a file or the toy world's rules; checked, then chosen.
 
+A group of (N + 1) G responses to a question and its rephrasings has a signal if its rewards are
+mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
+
+    P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
+    E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)      p ~ Beta(c + 1, k - c + 1)
+
+after c right of k responses (0 of 0 if there are none). The choice is greedy: the next candidate
+maximizes P(mixed) together with those before it. Ties, and all choices without pass rates, are
+decided by the distance to the nearest text before it, which is 1 - 2 L / (m + n), L the longest
+common subsequence of the tokens.
+"""
+
+import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from prompt_aug.base.files import iter_lines
 from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise, read_parquet
-from prompt_aug.rephrase.generate.prompts import RephraseError
-from prompt_aug.rephrase.verify import Reason, Verdict, check
-from prompt_aug.rephrase.verify.reasons import reject, verdict_of
+from prompt_aug.rephrase.checks import Reason, Verdict, check, likeness, reject, tokens, verdict_of
+from prompt_aug.rephrase.reading import read
+from prompt_aug.rephrase.stage import RephraseError
 
 MODELS = ("solver", "judge")
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
@@ -57,10 +72,10 @@ def check_answers(
     question: Question, responses: Iterable[Response], benchmarks: OverlapIndex, allow_extra: bool
 ) -> list[Candidate]:
     """Return a candidate for each response, checked against the question and those before it."""
-    found: list[Candidate] = []
+    checked: list[Candidate] = []
     for response in responses:
         text, more = clean(response["text"]), {"allow_extra": allow_extra}
-        accepted = [c.text for c in found if c.verdict == "accept"]
+        accepted = [c.text for c in checked if c.verdict == "accept"]
         reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
         if (finish := response.get("finish", "stop")) != "stop":
             reasons += (reject("length", f"cut off: finish_reason {finish}"),)
@@ -68,18 +83,18 @@ def check_answers(
             detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
             reasons += (reject("overlap", detail),)
         source = {k: v for k, v in response.items() if k not in NOT_OF_SOURCE}
-        found.append(Candidate(question.uid, text, verdict_of(reasons), reasons, source))
-    return found
+        checked.append(Candidate(question.uid, text, verdict_of(reasons), reasons, source))
+    return checked
 
 
 def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
     """Return candidates with a verdict in `take` that no model doubted, each text once."""
-    known: dict[str, Candidate] = {}
+    distinct: dict[str, Candidate] = {}
     for candidate in candidates:
         doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model
         if candidate.verdict in take and not doubted:
-            known.setdefault(normalise(candidate.text), candidate)
-    return list(known.values())
+            distinct.setdefault(normalise(candidate.text), candidate)
+    return list(distinct.values())
 
 
 def read_candidates(path: Path, questions: Sequence[Question]) -> dict[str, list[Response]]:
@@ -92,7 +107,7 @@ def read_candidates(path: Path, questions: Sequence[Question]) -> dict[str, list
     else:
         lines = list(iter_lines(path))
     uids = {normalise(question.text): question.uid for question in questions}
-    found: dict[str, list[Response]] = {question.uid: [] for question in questions}
+    listed: dict[str, list[Response]] = {question.uid: [] for question in questions}
     unknown = 0
     for number, line in enumerate(lines, start=1):
         texts = line.get("rephrasings", [line.get("text")])
@@ -100,10 +115,72 @@ def read_candidates(path: Path, questions: Sequence[Question]) -> dict[str, list
             why = "needs uid or question, and text or rephrasings"
             raise RephraseError(f"--from={path}, object {number}: {why}")
         uid = str(line.get("uid") or uids.get(normalise(str(line.get("question")))))
-        for text in texts if uid in found else ():
-            found[uid].append({"text": text, "model": path.name, "sample": len(found[uid])})
-        unknown += uid not in found
-    print(f"--from: {sum(map(len, found.values()))} candidates; {unknown} lines of other questions")
-    if not any(found.values()):
+        for text in texts if uid in listed else ():
+            listed[uid].append({"text": text, "model": path.name, "sample": len(listed[uid])})
+        unknown += uid not in listed
+    print(
+        f"--from: {sum(map(len, listed.values()))} candidates; {unknown} lines of other questions"
+    )
+    if not any(listed.values()):
         raise RephraseError(f"--from={path}: no candidate of a question of QUESTIONS")
-    return found
+    return listed
+
+
+_RULES = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
+
+
+def rule_responses(question: str, count: int) -> list[Response]:
+    """Return up to `count` texts by the forms of rules.yaml, in the form of a model's responses."""
+    question = question.strip()
+    texts = [
+        form.format(**match.groupdict())
+        for rule in _RULES
+        for pattern in rule["questions"]
+        if (match := re.fullmatch(pattern, question))
+        for form in rule["forms"]
+    ]
+    texts = [text for text in dict.fromkeys(texts) if text != question]
+    return [{"text": text, "model": "rules", "sample": i} for i, text in enumerate(texts[:count])]
+
+
+Rate = tuple[int, int]  # (right, responses)
+DIGITS = 9  # decimals of the compared probabilities
+GROUP = 8  # G, the responses to each text
+
+
+def mixed(rates: Sequence[Rate], group: int = GROUP) -> float:
+    """Return P(mixed) of `group` responses to each text with these rates."""
+
+    def all_right(right: int, responses: int) -> float:
+        return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(group))
+
+    right = math.prod(all_right(c, k) for c, k in rates)
+    return 1 - right - math.prod(all_right(k - c, k) for c, k in rates)
+
+
+def distance(first: str, second: str) -> float:
+    """Return 1 - `likeness` of the tokens of two texts, in [0, 1]."""
+    return 1 - likeness(tokens(read(first)), tokens(read(second)))
+
+
+def choose(
+    question: str, candidates: Sequence[str], count: int, rates: Mapping[str, Rate]
+) -> list[int]:
+    """Return the places of the `count` best candidates, by rank."""
+
+    def signal(texts: Sequence[str]) -> float:
+        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)])
+
+    ranked: list[int] = []
+    while len(ranked) < min(count, len(candidates)):
+        before = [candidates[i] for i in ranked]
+        worth = {
+            place: (
+                round(signal([*before, text]), DIGITS) if rates else 0.0,
+                min(distance(text, earlier) for earlier in (question, *before)),
+            )
+            for place, text in enumerate(candidates)
+            if place not in ranked
+        }
+        ranked.append(max(worth, key=worth.__getitem__))
+    return ranked

@@ -29,9 +29,8 @@ from prompt_aug.endpoint.budget import Budget
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.grading import grade_many
 from prompt_aug.questions import Question, read_parquet
-from prompt_aug.rephrase.generate.client import Stage
-from prompt_aug.rephrase.generate.prompts import RephraseError, load_prompt
-from prompt_aug.rephrase.generate.store import Sampling
+from prompt_aug.rephrase.stage import RephraseError, Stage, load_prompt
+from prompt_aug.rephrase.store import Sampling
 
 RESAMPLES = 2000
 
@@ -65,9 +64,9 @@ def interval(values: Sequence[float], seed: int = 0) -> list[float]:
 def summarise(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Return [mean, low, high] of each column and of the paired differences of sets."""
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
-    for other, one in itertools.combinations(("original", "control", "rephrasings"), 2):
-        both = zip(columns[one], columns[other], strict=True)
-        columns[f"{one} - {other}"] = [a - b for a, b in both]
+    for second, first in itertools.combinations(("original", "control", "rephrasings"), 2):
+        both = zip(columns[first], columns[second], strict=True)
+        columns[f"{first} - {second}"] = [a - b for a, b in both]
     return {name: interval(values) for name, values in columns.items()}
 
 
@@ -80,17 +79,21 @@ def sample(questions: Sequence[Question], options: argparse.Namespace) -> list[S
     store = stage.store
     texts = [[(q.text, n + 1), *((text, 1) for text in q.rephrasings[:n])] for q in questions]
     plan = [
-        [stage.request(q.uid, text, samples=k * options.g) for text, k in asked]
-        for q, asked in zip(questions, texts, strict=True)
+        [stage.request(q.uid, text, samples=k * options.g) for text, k in requests]
+        for q, requests in zip(questions, texts, strict=True)
     ]
     flat = [request for requests in plan for request in requests]
     stage.send(flat, Budget(spent=store.spent))
     if failed := sum(len(store.responses(r)) < r.samples for r in flat):
         raise RephraseError(f"{failed} texts lack responses. Run it again, or see answers.jsonl.")
-    said = [[(n, t) for n, r in enumerate(asked) for t in store.responses(r)] for asked in plan]
-    both = zip(questions, said, strict=True)  # graded at once: each call starts threads
+    groups = [
+        [(n, t) for n, r in enumerate(requests) for t in store.responses(r)] for requests in plan
+    ]
+    both = zip(questions, groups, strict=True)  # graded at once: each call starts threads
     grades = iter(grade_many((text, list(q.answers)) for q, group in both for _, text in group))
-    return [Sampled([n for n, _ in group], [next(grades).correct for _ in group]) for group in said]
+    return [
+        Sampled([n for n, _ in group], [next(grades).correct for _ in group]) for group in groups
+    ]
 
 
 def diagnose(options: argparse.Namespace) -> None:
@@ -111,9 +114,9 @@ def diagnose(options: argparse.Namespace) -> None:
             **{name: getattr(options, name) for name in ("model", "n", "g")},
             "columns": "mean, low, high: 95 % bootstrap over questions",
         }
-        found = summarise([all_equal(s, options.g) for s in sampled])
-        write_json(options.folder / "diagnosis.json", report | {"all_equal": found})
-    for name, (mean, low, high) in found.items():
+        shares = summarise([all_equal(s, options.g) for s in sampled])
+        write_json(options.folder / "diagnosis.json", report | {"all_equal": shares})
+    for name, (mean, low, high) in shares.items():
         print(f"{name:24} {mean:7.4f}  [{low:.4f}, {high:.4f}]")
 
 

@@ -1,30 +1,45 @@
-"""The pipeline: request candidates until there are enough, check, solve and judge them, choose."""
+"""The pipeline: request candidates until there are enough, check, solve and judge them, choose.
+
+OUT.parquet                  what `recipe.train` reads: extra_info.rephrasings, by rank
+OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, pass rates, rank
+OUT.parquet.manifest.json    counts, settings, digests; written last
+"""
 
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import sha256, write_json, write_lines
 from prompt_aug.endpoint.budget import BudgetError, Spending
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.prepare.overlap import OverlapIndex
-from prompt_aug.questions import Question, read_parquet
+from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.rephrase import options as cli
-from prompt_aug.rephrase import rules
-from prompt_aug.rephrase.candidates import Candidate, check_answers, read_candidates, usable
-from prompt_aug.rephrase.choose import Rate, choose
-from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
-from prompt_aug.rephrase.generate.prompts import load_prompt
-from prompt_aug.rephrase.generate.store import Request, Sampling
-from prompt_aug.rephrase.results import Outcome, write_results
+from prompt_aug.rephrase.candidates import (
+    Candidate,
+    Rate,
+    check_answers,
+    choose,
+    read_candidates,
+    rule_responses,
+    usable,
+)
 from prompt_aug.rephrase.solver import answers_of, judged, solved
+from prompt_aug.rephrase.stage import EndedBySignalError, Stage, load_prompt
+from prompt_aug.rephrase.store import Request, Sampling
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
 Responses = Mapping[str, Sequence[dict[str, Any]]]  # by uid
+
+
+def beside(out: Path, ending: str) -> Path:
+    return out.with_name(out.name + ending)
 
 
 class Run:
@@ -50,8 +65,8 @@ class Run:
         for stage in named:
             spent = spent.plus(stage.store.spent.at(stage.endpoint.price))
         self.budget = cli.budget(options, spent, [stage.endpoint for stage in named])
-        asked = [] if options.source or options.offline else self.questions
-        self.requests = [self.model.request(q.uid, q.text, samples=0) for q in asked]
+        questions = [] if options.source or options.offline else self.questions
+        self.requests = [self.model.request(q.uid, q.text, samples=0) for q in questions]
         self.request_more({})
 
     def _stage(
@@ -72,9 +87,9 @@ class Run:
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""
-        asked, most = self.model.store.asked, self.options.most
+        before, most = self.model.store.requested, self.options.most
         self.requests = [
-            r._replace(samples=min(most, asked[r.key] + more.get(r.uid, 0))) for r in self.requests
+            r._replace(samples=min(most, before[r.key] + more.get(r.uid, 0))) for r in self.requests
         ]
 
     def wanting(self) -> dict[str, int]:
@@ -87,13 +102,13 @@ class Run:
             for r in self.requests
             if accepted[r.uid] < self.options.n
             and r.key not in self.failed
-            and self.model.store.asked[r.key] < self.options.most
+            and self.model.store.requested[r.key] < self.options.most
         }
 
     def responses(self) -> Responses:
         """Return the raw responses so far, from the rules, the file or the model."""
         if self.options.offline:
-            return {q.uid: rules.responses(q.text, self.options.most) for q in self.questions}
+            return {q.uid: rule_responses(q.text, self.options.most) for q in self.questions}
         if self.options.source:
             return read_candidates(self.options.source, self.questions)
         return {r.uid: self.model.store.texts(r) for r in self.requests}
@@ -122,82 +137,117 @@ class Run:
 
     def decide(self, responses: Responses) -> None:
         """Check, solve and judge the candidates of these questions."""
-        asked = [q for q in self.questions if responses.get(q.uid)]
-        for question in asked:
+        questions = [q for q in self.questions if responses.get(q.uid)]
+        for question in questions:
             self.listed[question.uid] = check_answers(
                 question, responses[question.uid], self.benchmarks, self.options.allow_extra
             )
         if self.options.solve:
-            self._solve(asked)
+            self._solve(questions)
         if self.options.judge:
-            self._judge(asked)
+            self._judge(questions)
 
-    def _solve(self, asked: Sequence[Question]) -> None:
+    def _solve(self, questions: Sequence[Question]) -> None:
         """Apply the solver's answers to what the checks did not reject, and keep its pass rates."""
-        fit = {q.uid: [c.text for c in self.listed[q.uid] if c.verdict != "reject"] for q in asked}
-        own = {question.uid: question for question in asked if fit[question.uid]}
+        fit = {
+            q.uid: [c.text for c in self.listed[q.uid] if c.verdict != "reject"] for q in questions
+        }
+        own = {question.uid: question for question in questions if fit[question.uid]}
         requests = {
             (uid, text): self.solver.request(uid, text, samples=self.options.answers)
             for uid, question in own.items()
             for text in (question.text, *fit[uid])
         }
         self.send(self.solver, requests.values())
-        found = {
+        graded = {
             place: answers_of(own[place[0]], self.solver.store.responses(request))
             for place, request in requests.items()
         }
-        self.rates |= {place: answers[:2] for place, answers in found.items()}
+        self.rates |= {place: answers[:2] for place, answers in graded.items()}
         for uid, question in own.items():
+            first, agree = graded[uid, question.text], self.options.agree
             self.listed[uid] = [
-                c
-                if c.verdict == "reject"
-                else solved(c, found[uid, question.text], found[uid, c.text], self.options.agree)
+                c if c.verdict == "reject" else solved(c, first, graded[uid, c.text], agree)
                 for c in self.listed[uid]
             ]
 
-    def _judge(self, asked: Sequence[Question]) -> None:
+    def _judge(self, questions: Sequence[Question]) -> None:
         """Apply the judge's verdicts to candidates that only the checks found doubtful."""
         requests = {
             (question.uid, c.text): self.judge.request(question.uid, question.text, c.text)
-            for question in asked
+            for question in questions
             for c in self.listed[question.uid]
             if c.verdict == "doubtful" and not c.doubted_by_a_model
         }
         self.send(self.judge, requests.values())
-        said = {place: self.judge.store.responses(r) for place, r in requests.items()}
-        for question in asked:
+        judgments = {place: self.judge.store.responses(r) for place, r in requests.items()}
+        for question in questions:
             self.listed[question.uid] = [
-                judged(c, found[0]) if (found := said.get((c.uid, c.text))) else c
+                judged(c, texts[0]) if (texts := judgments.get((c.uid, c.text))) else c
                 for c in self.listed[question.uid]
             ]
 
     def finish(self) -> dict[str, Any]:
-        """Choose and write; return the manifest's content."""
-        options, rates = self.options, self.rates
-        chosen = {}
+        """Choose, and write all three files, the manifest last; return the manifest's content."""
+        options, chosen = self.options, dict[str, list[Candidate]]()
         for question in self.questions:
             uid = question.uid
             fit = usable(self.listed[uid], self.take)
-            texts = [candidate.text for candidate in fit]
-            known = {t: rates[uid, t] for t in (question.text, *texts) if (uid, t) in rates}
-            ranked = choose(question.text, texts, options.n, known)
+            texts = [question.text, *(candidate.text for candidate in fit)]
+            rates = {t: self.rates[uid, t] for t in texts if (uid, t) in self.rates}
+            ranked = choose(question.text, texts[1:], options.n, rates)
             chosen[uid] = [fit[place] for place in ranked]
+        files = (options.out, beside(options.out, ".candidates.jsonl"))
+        manifest = beside(options.out, ".manifest.json")
+        manifest.unlink(missing_ok=True)
+        texts_by_uid = {uid: tuple(c.text for c in ranked) for uid, ranked in chosen.items()}
+        write_parquet(
+            [replace(q, rephrasings=texts_by_uid[q.uid]) for q in self.questions], options.out
+        )
+        write_lines(files[1], self._records(chosen))
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         settings["prompt_sha256"] = self.model.prompt.sha256
-        outcome = Outcome(self.questions, self.listed, chosen, rates)
-        return write_results(options.out, outcome, settings)
+        report = self._summary(chosen) | {"settings": settings}
+        report["sha256"] = {path.name: sha256(path) for path in files}
+        write_json(manifest, report)
+        return report
+
+    def _records(self, chosen: Mapping[str, Sequence[Candidate]]) -> Iterator[dict[str, Any]]:
+        ranks = {id(c): rank for listed in chosen.values() for rank, c in enumerate(listed)}
+        for candidate in (c for listed in self.listed.values() for c in listed):
+            rate = self.rates.get((candidate.uid, candidate.text))
+            yield asdict(candidate) | {
+                "rank": ranks.get(id(candidate)),
+                "pass_rate": rate and {"right": rate[0], "responses": rate[1]},
+            }
+
+    def _summary(self, chosen: Mapping[str, Sequence[Candidate]]) -> dict[str, Any]:
+        listed = [candidate for group in self.listed.values() for candidate in group]
+        filters = Counter(
+            f for c in listed for f in {f"{r.filter}: {r.verdict}" for r in c.reasons}
+        )
+        sizes = Counter(len(chosen[q.uid]) for q in self.questions)
+        order = "pass rates, then distance" if self.rates else "distance alone (no pass rates)"
+        return {
+            "questions": len(self.questions),
+            "candidates": len(listed),
+            "verdicts": dict(sorted(Counter(c.verdict for c in listed).items())),
+            "accepted_by": dict(Counter(c.path for c in listed if c.verdict == "accept")),
+            "filters": dict(filters.most_common()),
+            "rephrasings": {str(count): number for count, number in sorted(sizes.items())},
+            "chosen_by": order,
+        }
 
     def estimates(self) -> dict[str, Spending]:
         """Return the expected and the largest possible further spending, from counts so far."""
         self.decide(self.responses())
         guess, store = self.wanting(), self.model.store
-        most = self.options.answer_tokens
-        known = store.spent.tokens_out / len(store.answers) if store.answers else GUESSED_TOKENS
+        mean = store.spent.tokens_out / len(store.answers) if store.answers else GUESSED_TOKENS
         totals = {"expected": Spending(), "at most": Spending()}
         for request in (r for r in self.requests if r.uid in guess):
-            left = self.options.most - store.asked[request.key]
-            expected = min(left, guess[request.uid])
-            for name, count, tokens in (("expected", expected, known), ("at most", left, most)):
+            left = self.options.most - store.requested[request.key]
+            counts = (min(left, guess[request.uid]), mean), (left, self.options.answer_tokens)
+            for name, (count, tokens) in zip(totals, counts, strict=True):
                 requests = math.ceil(count / self.model.endpoint.per_request)
                 read = requests * self.model.estimate(request, 1).tokens_in
                 spent = Spending(requests, read, int(count * tokens))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.questions import Question
 from prompt_aug.rephrase.candidates import Candidate
-from prompt_aug.rephrase.verify.reasons import doubt
+from prompt_aug.rephrase.checks import doubt
 
 MOST_CLASSES = 8  # different wrong answers compared with one another; the others are ignored
 FIELDS = ("same_unknown", "same_conditions", "same_answer")
@@ -33,17 +33,17 @@ def answers_of(question: Question, responses: Sequence[str]) -> Answers:
     """Grade the responses to one text. One without an answer is wrong and in no class."""
     grades = grade_many((text, list(question.answers)) for text in responses)
     classes: dict[str, int] = {}
-    for said in (g.extracted for g in grades if not g.correct and g.extracted):
-        name = next((known for known in classes if _same(known, said)), said)
+    for answer in (g.extracted for g in grades if not g.correct and g.extracted):
+        name = next((equal for equal in classes if _same(equal, answer)), answer)
         if name in classes or len(classes) < MOST_CLASSES:
             classes[name] = classes.get(name, 0) + 1
     wrong = sorted(classes.items(), key=lambda item: -item[1])
     return Answers(sum(g.correct for g in grades), len(grades), tuple(wrong))
 
 
-def _same(answer: str, other: str) -> bool:
+def _same(answer: str, gold: str) -> bool:
     try:
-        return answer == other or grade_answer(answer, other).correct
+        return answer == gold or grade_answer(answer, gold).correct
     except (TypeError, ValueError):
         return False
 
@@ -65,12 +65,12 @@ def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> 
 
 def judged(candidate: Candidate, response: str) -> Candidate:
     """Apply a judge's response to a doubtful candidate."""
-    found = read_judgment(response)
-    if found is None:
+    judgment = read_judgment(response)
+    if judgment is None:
         return candidate.doubted(doubt("judge", f"no verdict in {response.strip()[:80]!r}"))
-    candidate = replace(candidate, source=candidate.source | {"judge": found})
-    if denied := [name for name in FIELDS if not found[name]]:
-        detail = f"not {', '.join(denied)}: {found['difference']}"
+    candidate = replace(candidate, source=candidate.source | {"judge": judgment})
+    if denied := [name for name in FIELDS if not judgment[name]]:
+        detail = f"not {', '.join(denied)}: {judgment['difference']}"
         return candidate.doubted(doubt("judge", detail[:300]))
     return replace(candidate, verdict="accept", path="judge")
 
@@ -79,9 +79,11 @@ def read_judgment(response: str) -> dict[str, Any] | None:
     """Return the fields of the last JSON object that has them all as booleans."""
     for text in reversed(_OBJECT.findall(response.rpartition("</think>")[2])):
         try:
-            found = json.loads(text)
+            judgment = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if all(isinstance(found.get(name), bool) for name in FIELDS):
-            return {n: found[n] for n in FIELDS} | {"difference": str(found.get("difference", ""))}
+        if all(isinstance(judgment.get(name), bool) for name in FIELDS):
+            return {n: judgment[n] for n in FIELDS} | {
+                "difference": str(judgment.get("difference", ""))
+            }
     return None

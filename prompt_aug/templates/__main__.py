@@ -71,10 +71,10 @@ def published(options: argparse.Namespace) -> None:
     """Write the renderings of a checkout, and print whether they are those compared with."""
     if not options.bank or not options.out or not options.out.endswith(".json"):
         raise BankError("published: name the CHECKOUT and the OUT.json to write")
-    name, found = renderings(Path(options.bank))
-    write_json(Path(options.out), found)
-    same = digest(found) == DIGESTS[name]
-    print(f"{options.out}: {len(found)} prompts of {name}, sha256 {digest(found)}")
+    name, prompts = renderings(Path(options.bank))
+    write_json(Path(options.out), prompts)
+    same = digest(prompts) == DIGESTS[name]
+    print(f"{options.out}: {len(prompts)} prompts of {name}, sha256 {digest(prompts)}")
     print(f"These are {'' if same else 'NOT '}the prompts that this project was compared with.")
 
 

@@ -66,7 +66,7 @@ def _record(name: str, entry: object) -> object:
 
 
 def _published(path: Path) -> tuple[Template, ...]:
-    renderings, known = read_json(path), {**load_bank("papers"), **load_bank()}
+    renderings, own = read_json(path), {**load_bank("papers"), **load_bank()}
     if not isinstance(renderings, Mapping):
         raise BankError("published renderings are one ChatML string by template name")
     templates = []
@@ -74,7 +74,7 @@ def _published(path: Path) -> tuple[Template, ...]:
         match = _CHATML.fullmatch(str(rendering))
         if match is None:
             raise BankError(f"{name} is not ChatML")
-        base = known.get(name) or Template(name=name, category="published")
+        base = own.get(name) or Template(name=name, category="published")
         wording = {
             "system": match["system"],
             "user": match["user"].replace(QUESTION, SLOT),

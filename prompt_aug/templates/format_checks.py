@@ -68,17 +68,17 @@ class Rule(Record):
 
     def holds(self, response: str, prefill: str = "") -> bool:
         """Return whether all checks hold for `response`, generated after `prefill`."""
-        whole = prefill + response
+        text = prefill + response
         places = [response.find(marker) for marker in self.order]
         return (
             all(response.count(marker) == 1 for marker in (*self.once, *self.order))
             and not any(marker in response for marker in self.absent)
             and all(first < second for first, second in pairwise(places))
-            and (not self.nested or _well_nested(whole, self.nested))
-            and all(has_content(_between(whole, *pair)) for pair in self.filled)
+            and (not self.nested or _well_nested(text, self.nested))
+            and all(has_content(_between(text, *pair)) for pair in self.filled)
             and (self.last is None or _ends_with(response, self.last))
             and (not self.boxed or _boxed(response))
-            and (self.boxed_in is None or _boxed(_in_tag(whole, self.boxed_in)))
+            and (self.boxed_in is None or _boxed(_in_tag(text, self.boxed_in)))
             and (self.boxed_after is None or _boxed(_after(response, self.boxed_after)))
         )
 
@@ -105,8 +105,8 @@ def published_reward(markers: Sequence[str], response: str) -> float:
     """
     if not markers:
         return 1.0
-    found = sum(response.count(marker) == 1 for marker in markers)
-    return round(found * UNIT / len(markers)) / UNIT
+    count = sum(response.count(marker) == 1 for marker in markers)
+    return round(count * UNIT / len(markers)) / UNIT
 
 
 def has_content(text: str) -> bool:

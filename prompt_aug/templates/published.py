@@ -55,9 +55,9 @@ def renderings(checkout: Path) -> tuple[str, dict[str, str]]:
     raise BankError(f"{checkout}: no checkout of {', '.join(URLS.values())}")
 
 
-def digest(found: Mapping[str, str]) -> str:
+def digest(prompts: Mapping[str, str]) -> str:
     """Return the SHA-256 of renderings; the order of their names does not matter."""
-    return hashlib.sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(dict(prompts), sort_keys=True).encode()).hexdigest()
 
 
 def _assigned(path: Path, name: str) -> Any:

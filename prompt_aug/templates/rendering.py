@@ -52,10 +52,10 @@ class Form:
     system: System = "row"
 
     def __post_init__(self) -> None:
-        for key, known in (("style", Style), ("instruction", Turn), ("system", System)):
-            if getattr(self, key) not in get_args(known):
+        for key, kind in (("style", Style), ("instruction", Turn), ("system", System)):
+            if getattr(self, key) not in get_args(kind):
                 raise BankError(
-                    f"{key}={getattr(self, key)}: unknown. Use {', '.join(get_args(known))}."
+                    f"{key}={getattr(self, key)}: unknown. Use {', '.join(get_args(kind))}."
                 )
         if reserved := [key for key in self.chat if key in RESERVED]:
             raise BankError(
@@ -110,8 +110,8 @@ def render(
     if not question_text.strip():
         raise RenderError("an empty question cannot be rendered")
     own = system if form.system == "row" else None
-    said = (own or "", question_text, *(text for shot in shots for text in shot))
-    if token := control_token(said, tokenizer):
+    texts = (own or "", question_text, *(text for shot in shots for text in shot))
+    if token := control_token(texts, tokenizer):
         raise RenderError(
             f"the question {question_text[:60]!r}, its system prompt or an example contains the "
             f"special token {token!r}, which could end its turn. Drop or rewrite it."

@@ -117,8 +117,8 @@ def verifiers_of(
     functions: Mapping[str, str] | None, limits: Mapping[str, Any] | VerifierLimits | None
 ) -> Verifiers:
     """Return the verifiers of a configuration, with one pool per process; `None`: no functions."""
-    known = limits if isinstance(limits, VerifierLimits) else VerifierLimits(**(limits or {}))
-    return _shared(tuple(sorted((functions or {}).items())), known, os.getpid())
+    bounds = limits if isinstance(limits, VerifierLimits) else VerifierLimits(**(limits or {}))
+    return _shared(tuple(sorted((functions or {}).items())), bounds, os.getpid())
 
 
 def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,22 +138,22 @@ def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "reward_model": row.get("reward_model"),
         "extra_info": extra,
     }
-    known = json.loads(json.dumps(made, default=plain))
-    merged = {**known["extra_info"], **own.get("extra_info", {})}
-    return {**known, **own, "data_source": known["data_source"], "extra_info": merged}
+    columns = json.loads(json.dumps(made, default=plain))
+    merged = {**columns["extra_info"], **own.get("extra_info", {})}
+    return {**columns, **own, "data_source": columns["data_source"], "extra_info": merged}
 
 
 def source_digest(path: str) -> str:
     """Return the SHA-256 of the file of a function, by its dotted path, and of this package."""
     module = path.rpartition(".")[0]
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError) as error:
         raise GraderError(f"{KEY}={path}: {error}. {REMEDY}") from error
-    if found is None:
+    if spec is None:
         raise GraderError(f"{KEY}={path}: there is no module {module}. {REMEDY}")
     files = sorted(Path(__file__).parent.glob("*.py"))
-    files += [Path(found.origin)] if found.origin and Path(found.origin).is_file() else []
+    files += [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes() + b"\0")

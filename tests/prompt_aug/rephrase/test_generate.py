@@ -17,10 +17,9 @@ from scripted_endpoint import Reply, chat, serving
 from prompt_aug.endpoint import EndpointError
 from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint
-from prompt_aug.rephrase.generate.client import EndedBySignalError, Stage
-from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError, load_prompt
-from prompt_aug.rephrase.generate.store import Request, Sampling, Store
 from prompt_aug.rephrase.options import price_of
+from prompt_aug.rephrase.stage import EndedBySignalError, Prompt, RephraseError, Stage, load_prompt
+from prompt_aug.rephrase.store import Request, Sampling, Store
 
 PROMPT = Prompt("Rephrase: {question}")
 SAMPLING = Sampling(model="scripted", max_tokens=50)
@@ -324,7 +323,7 @@ def test_equal_failures_in_a_row_end_the_run(status: int, tmp_path: Path) -> Non
 
 
 def test_a_signal_ends_the_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prompt_aug.rephrase.generate.client.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("prompt_aug.rephrase.stage.STOP_SECONDS", 0.5)
     sent = time.monotonic()
 
     def interrupt() -> None:

@@ -1,13 +1,19 @@
-r"""Prose and formulas of a text; TeX, Unicode and ASCII formulas get one spelling.
+r"""Read a text for the checks: prose, formulas in one spelling, and numbers as values.
 
-A dollar sign marks an amount if no second one follows, or if the text between reads as prose. A
-formula that is only a number (``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose.
+Formulas stand between dollars or TeX's brackets, or are found as such in prose. A formula that is
+only a number (``$20,\!000$``, ``$6\%$``, ``$60^\circ$``) becomes prose.
+
+"24", "twenty-four", "two dozen", ``$24$`` and "24th" are 24; "two-thirds" and ``\frac{2}{3}`` are
+2/3. A *soft* value may come or go: one, "two" and "both" as words, names ("step 1"), squares.
 """
 
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from text_to_num import text2num
 
 FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
@@ -30,7 +36,7 @@ _SIGNS = (
     "πpi ∞infty θtheta αalpha βbeta ωomega λlambda"
 )
 _UNICODE = str.maketrans(
-    {said[0]: said[1:] for said in _SIGNS.split()} | {"°": " ", "√": " \\sqrt ", "∈": " in "}
+    {pair[0]: pair[1:] for pair in _SIGNS.split()} | {"°": " ", "√": " \\sqrt ", "∈": " in "}
 )
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 _SPELLINGS = {
@@ -57,7 +63,7 @@ class Reading:
 
     prose: str
     formulas: tuple[str, ...] = ()
-    whole: str = ""
+    text: str = ""
 
 
 @functools.lru_cache(maxsize=256)
@@ -68,10 +74,9 @@ def read(text: str) -> Reading:
     formulas: list[str] = []
 
     def bare(match: re.Match[str]) -> str:
-        found = match.group()  # a formula without dollar signs: x^2 + 1 = y
-        if not re.search(r"[A-Za-z]", found):
-            return found
-        formulas.append(compact(found))
+        if not re.search(r"[A-Za-z]", match[0]):
+            return match[0]
+        formulas.append(compact(match[0]))  # a formula without dollar signs: x^2 + 1 = y
         return f" {FORMULA} "
 
     for piece, is_formula in _pieces(text):
@@ -142,3 +147,117 @@ def _divided(match: re.Match[str]) -> str:
     above, below = (match.group(1) or match.group(2), match.group(3) or match.group(4))
     above = above if re.fullmatch(r"[\w^.]+", above) else f"({above})"
     return f"{above}/{below if _POWER.fullmatch(below) else f'({below})'}"
+
+
+_UNITS = "one|two|three|four|five|six|seven|eight|nine"
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+_SMALL = rf"(?:(?:{_TENS})(?:[\s-](?:{_UNITS}))?|{_TEENS}|{_UNITS}|zero)"
+_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "dozen": 12}
+_SCALE = "(?:hundred|thousand|million|billion)"
+_CARDINAL = rf"(?:{_SMALL}(?:(?:[\s-]{_SCALE})+(?:[\s-](?:and\s)?{_SMALL})?)*|{_SCALE})"
+_RANKS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+)
+_ORDINALS = {word: value for value, word in enumerate(_RANKS.split(), start=1)}
+_ORDINALS |= {"thirtieth": 30, "fortieth": 40, "fiftieth": 50, "hundredth": 100, "thousandth": 1000}
+_PARTS = _ORDINALS | {"half": 2, "halve": 2, "quarter": 4}
+_PART = "|".join(list(_PARTS)[2:])
+_TIMES = {"twice": 2, "doubl": 2, "twofo": 2, "thric": 3, "tripl": 3, "three": 3, "quadr": 4}
+_SOFT = {"both": 2, "pair": 2, "coupl": 2, "eithe": 2, "once": 1, "singl": 1}
+_VALUE = re.compile(
+    rf"""(?:\b(?P<namer>step|part|case|figure|problem|example|question|option|choice|clue)\s
+        |(?P<money>{AMOUNT}\s?))?
+    (?:\b(?:(?:an?|one)[\s-](?P<part>{_PART})|(?P<top>{_CARDINAL})[\s-](?P<parts>{_PART})s)\b
+         (?P<of>\s(?:of|as|the|less|more|that|its|his)\b|\s*$)?
+      |\b(?:(?P<tens>{_TENS})[\s-])?(?P<ordinal>{"|".join(_ORDINALS)})\b
+      |(?:(?P<digits>\d+(?:,\d{{3}})+(?:\.\d+)?|\d+\s+\d+/\d+(?![\d/])|\d+/\d+|\d*\.\d+|\d+)
+            (?P<th>\s?(?:st|nd|rd|th)\b)?
+         |\b(?P<words>{_CARDINAL})\b|\b(?P<dozen>(?:half\s(?:an?\s)?)?dozens?)\b)
+       (?:[\s-](?P<scale>{"|".join(_SCALES)})s?\b)?(?:\s?(?P<percent>%|percent\b))?
+       (?:\sand\s(?:a|one)\s(?P<and>half|third|quarter)\b)?
+      |\b(?P<named>half|quarters?|twice|thrice|(?:doubl|tripl|quadrupl)(?:e[sd]?|ing)
+          |(?:two|three)fold|both|pairs?|couples?|either|once|single)\b)""",
+    re.VERBOSE,
+)
+LONGEST_NUMBER = 200  # characters; int() refuses 4300 digits
+_POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value; a `soft` one may be added or dropped."""
+
+    value: Fraction
+    soft: bool = False
+    percent: bool = False
+
+    @property
+    def share(self) -> Fraction:
+        return self.value / 100 if self.percent else self.value
+
+
+def numbers(reading: Reading) -> list[Number]:
+    """Return every value; a square or cube in a formula is soft, since prose may name it."""
+    formulas = " ; ".join(reading.formulas).replace(",", " , ")
+    prose, literals = (
+        filter(None, map(number_of, _VALUE.finditer(text)))
+        for text in (reading.prose.lower(), _POWER.sub(" ", formulas))
+    )
+    return [
+        *prose,
+        *(replace(number, soft=number.value in (0, 1, 2)) for number in literals),
+        *(Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)),
+    ]
+
+
+def _spelled(words: str) -> int:
+    """Return the value of number words; 0 for none and for "thousand hundred"."""
+    try:
+        return int(text2num(words, "en"))
+    except ValueError:
+        return 0
+
+
+def number_of(match: re.Match[str]) -> Number | None:
+    """Return the number that a match of `_VALUE` spells; None for n/0 and absurd lengths."""
+    parts = match.groupdict("")
+    if part := parts["part"]:
+        return Number(Fraction(1, _PARTS[part]), soft=not parts["of"] and part != "half")
+    if parts["parts"]:
+        return Number(Fraction(_spelled(parts["top"]), _PARTS[parts["parts"]]))
+    if parts["ordinal"]:
+        rank = _ORDINALS[parts["ordinal"]] + _spelled(parts["tens"])
+        return Number(Fraction(rank), soft=rank <= 2 or rank >= 100)  # "the nearest hundredth"
+    if name := parts["named"]:
+        if name.startswith(("half", "quarter")):
+            return Number(Fraction(1, _PARTS[name.rstrip("s")]), soft=name != "half")
+        return Number(Fraction((_TIMES | _SOFT)[name[:5].rstrip("s")]), soft=name[:5] not in _TIMES)
+    if dozen := parts["dozen"]:
+        return Number(Fraction(6 if "half" in dozen else 12), soft=dozen == "dozens")
+    scaled = bool(parts["scale"] or parts["percent"] or parts["and"])
+    if digits := parts["digits"].replace(",", ""):
+        integer, _, part = digits.rpartition(" ")
+        if len(digits) > LONGEST_NUMBER or re.search(r"/0+$", part):
+            return None
+        value = Fraction(integer.strip() or 0) + Fraction(part)
+        small = value <= 2 if parts["th"] else value == 1 and not (parts["money"] or scaled)
+        soft = small or digits == "00" or bool(parts["namer"])
+    else:
+        value = Fraction(_spelled(parts["words"]))
+        soft = value <= 2 and not scaled
+    value *= _SCALES.get(parts["scale"], 1)
+    value += Fraction(1, _PARTS[parts["and"]]) if parts["and"] else 0
+    return Number(value, soft, bool(parts["percent"]))
+
+
+def in_tokens(prose: str) -> str:
+    """Return lower-case prose with ``#value`` in place of each number."""
+
+    def token(match: re.Match[str]) -> str:
+        number = number_of(match)
+        shown = f"#{number.value}{'%' if number.percent else ''}" if number else ""
+        return f"{match['namer'] or ''} {shown} "
+
+    return _VALUE.sub(token, prose)

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.base.files import read_lines
-from prompt_aug.rephrase import check, verify
-from prompt_aug.rephrase.verify.text import read
-from prompt_aug.rephrase.verify.values import numbers
+from prompt_aug.rephrase import check, checks
+from prompt_aug.rephrase.reading import numbers, read
 
 FOLDER = Path(__file__).with_name("pairs")
 PAIRS = [  # each line is a question with its candidates by kind
@@ -149,7 +148,7 @@ def test_a_filter_that_raises_is_a_doubt_with_its_name(monkeypatch: pytest.Monke
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(verify, "compare_numbers", broken)
+    monkeypatch.setattr(checks, "compare_numbers", broken)
     result = check(QUESTION, BETTER)
     assert [(r.filter, r.detail) for r in result.reasons] == [
         ("error", "numbers raised ZeroDivisionError: by zero")
@@ -171,7 +170,7 @@ def test_no_text_breaks_the_check(text: str) -> None:
 
 
 def test_the_readme_says_what_check_says() -> None:
-    readme = Path(verify.__file__).parents[1] / "README.md"
+    readme = Path(checks.__file__).parent / "README.md"
     result = doctest.testfile(str(readme), module_relative=False)
     assert (result.failed, result.attempted) == (0, 4)
 

@@ -41,7 +41,7 @@ class Store:
         self.path = folder / "answers.jsonl"
         self.answers: dict[tuple[str, int], dict[str, Any]] = {}
         self.failures: dict[tuple[str, int], dict[str, Any]] = {}
-        self.asked = Counter[str]()  # key -> how many samples were requested and need no retry
+        self.requested = Counter[str]()  # key -> how many samples were requested and need no retry
         self.spent = Spending()
         for record in iter_lines(self.path):
             if record.get("final") and not record.get("empty"):
@@ -56,7 +56,7 @@ class Store:
         elif place not in self.answers:
             self.failures[place] = record
         if record["status"] == "answer" or record.get("final"):
-            self.asked[place[0]] = max(self.asked[place[0]], place[1] + 1)
+            self.requested[place[0]] = max(self.requested[place[0]], place[1] + 1)
         self.spent = self.spent.plus(Spending(*record.get("used", (0, 0, 0))))
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -66,34 +66,34 @@ class Store:
         for record in new:
             self._take(record)
 
-    def _found(self, request: Request) -> list[dict[str, Any]]:
+    def _records(self, request: Request) -> list[dict[str, Any]]:
         """Return the record of each sample: a response, else a failure, else an empty one."""
         places = ((request.key, sample) for sample in range(request.samples))
         return [self.answers.get(place) or self.failures.get(place, {}) for place in places]
 
     def missing(self, request: Request) -> list[int]:
         """Return the samples of `request` without a response and without a final failure."""
-        found = enumerate(self._found(request))
-        return [sample for sample, r in found if not ("text" in r or r.get("final"))]
+        records = enumerate(self._records(request))
+        return [sample for sample, r in records if not ("text" in r or r.get("final"))]
 
     def lost(self, request: Request) -> list[int]:
         """Return the samples of `request` without a response, the empty ones not counted."""
-        return [s for s, r in enumerate(self._found(request)) if not r.keys() & {"text", "empty"}]
+        return [s for s, r in enumerate(self._records(request)) if not r.keys() & {"text", "empty"}]
 
     def texts(self, request: Request) -> list[dict[str, Any]]:
         """Return the records of the responses of `request`, in the order of their samples."""
-        return [record for record in self._found(request) if "text" in record]
+        return [record for record in self._records(request) if "text" in record]
 
     def responses(self, request: Request) -> list[str]:
         """Return the texts, and "" for each empty one: no candidate, but a (wrong) response."""
-        found = self._found(request)
-        return [record.get("text", "") for record in found if record.keys() & {"text", "empty"}]
+        records = self._records(request)
+        return [record.get("text", "") for record in records if record.keys() & {"text", "empty"}]
 
     def failed(self, requests: Iterable[Request]) -> Counter[str]:
         """Count the errors of samples of `requests` that have no response."""
-        known = {request.key for request in requests}
+        keys = {request.key for request in requests}
         return Counter(
             str(record.get("error"))
             for (key, _), record in self.failures.items()
-            if key in known and not record.get("empty")
+            if key in keys and not record.get("empty")
         )

@@ -4,19 +4,53 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import Progress
 from prompt_aug.endpoint import EndpointError, named
 from prompt_aug.endpoint import client as http
 from prompt_aug.endpoint.budget import Budget, Spending
-from prompt_aug.rephrase.generate.prompts import Prompt, RephraseError
-from prompt_aug.rephrase.generate.store import Request, Sampling, Store
+from prompt_aug.rephrase.store import Request, Sampling, Store
+
+SLOT, CANDIDATE = "{question}", "{candidate}"
+
+
+class RephraseError(UserError, ValueError):
+    """An unusable setting, file or endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """An instruction with `SLOT` once."""
+
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def messages(self, question: str, candidate: str = "") -> list[dict[str, str]]:
+        """Return the chat with the texts in their slots, in one pass: a text may hold a slot."""
+        texts = {SLOT: question, CANDIDATE: candidate}
+        parts = re.split(f"({re.escape(SLOT)}|{re.escape(CANDIDATE)})", self.text)
+        return [{"role": "user", "content": "".join(texts.get(part, part) for part in parts)}]
+
+
+def load_prompt(name: str) -> Prompt:
+    """Return the prompt of that name in prompts.yaml."""
+    prompts = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
+    return Prompt(prompts[name]["text"])
+
 
 BYTES_PER_TOKEN = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

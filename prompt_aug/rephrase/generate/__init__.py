@@ -1,1 +1,0 @@
-"""Candidates from an OpenAI-compatible endpoint, kept by request hash."""

@@ -1,0 +1,159 @@
+"""Which candidates become rephrasings: rules, solver, judge, pass rates and distance by hand."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prompt_aug.questions import make_question, read_parquet, write_parquet
+from prompt_aug.rephrase import check
+from prompt_aug.rephrase.__main__ import main
+from prompt_aug.rephrase.candidates import Candidate, choose, distance, mixed, usable
+from prompt_aug.rephrase.checks import Reason
+from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved
+
+TOY = {
+    "What is 47 + 38?": 85,
+    "Add 47 and 38.": 85,
+    "Find the sum of 47 and 38.": 85,
+    "Tom has 47 apples and gets 38 more. How many apples has he now?": 85,
+    "What is 74 - 38?": 36,
+    "Subtract 38 from 74.": 36,
+    "By how much is 74 larger than 38?": 36,
+    "Ann has 74 coins and spends 38. How many coins are left?": 36,
+}
+
+
+def test_every_question_of_the_toy_world_has_three_rephrasings(tmp_path: Path) -> None:
+    questions = [make_question(text=t, answers=[str(a)], source="toy") for t, a in TOY.items()]
+    write_parquet(questions, tmp_path / "q.parquet")
+    out = tmp_path / "out.parquet"
+    assert main([str(tmp_path / "q.parquet"), str(out), "--offline", "--most", "8"]) == 0
+    for question in read_parquet(out):
+        assert len(question.rephrasings) == 3
+        for text in question.rephrasings:
+            a, b = map(int, re.findall(r"\d+", text))
+            assert {a, b} == set(map(int, re.findall(r"\d+", question.text)))
+            assert TOY[question.text] in (a + b, abs(a - b))
+
+
+def test_a_sum_is_not_rephrased_as_a_difference() -> None:
+    for question, candidate in (
+        ("What is 74 + 38?", "Subtract 38 from 74."),
+        ("What is 74 - 38?", "Add 74 and 38."),
+    ):
+        assert check(question, candidate).verdict != "accept"
+
+
+QUESTION = "alpha beta gamma delta"
+
+
+@pytest.mark.parametrize(
+    ("rates", "per_rephrasing", "expected"),
+    [
+        ([(0, 0)], 1, 0.0),  # one response is never mixed
+        ([(0, 0)], 2, 1 - 2 / 3),
+        ([(0, 0), (0, 0)], 1, 0.5),
+        ([(1, 1), (0, 0)], 1, 1 - 2 / 6 - 1 / 6),
+        ([(1, 1), (0, 1)], 1, 1 - 2 / 9 - 2 / 9),
+        ([(1, 4)], 3, 1 - (2 * 3 * 4) / (6 * 7 * 8) - (4 * 5 * 6) / (6 * 7 * 8)),
+    ],
+)
+def test_the_probability_of_mixed_rewards(
+    rates: list[tuple[int, int]], per_rephrasing: int, expected: float
+) -> None:
+    assert mixed(rates, per_rephrasing) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda t: (min(t), max(t))),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 8),
+)
+def test_one_more_text_never_lowers_it_and_right_and_wrong_are_symmetric(
+    rates: list[tuple[int, int]], per_rephrasing: int
+) -> None:
+    turned = [(k - c, k) for c, k in rates]
+    assert mixed(rates, per_rephrasing) == pytest.approx(mixed(turned, per_rephrasing), abs=1e-12)
+    assert mixed([*rates, (1, 3)], per_rephrasing) >= mixed(rates, per_rephrasing) - 1e-12
+
+
+def test_the_distance_is_that_of_the_longest_common_subsequence() -> None:
+    assert distance("apple pear", "apple pear") == 0
+    assert distance("apple pear plum fig", "apple melon plum grape") == 1 - 2 * 2 / 8
+
+
+def test_without_pass_rates_the_farthest_comes_first() -> None:
+    near, middle, far = "alpha beta gamma epsilon", "alpha beta zeta eta", "theta iota kappa mu"
+    assert choose(QUESTION, [near, middle, far], 2, {}) == [2, 1]
+    assert choose(QUESTION, [near], 3, {}) == [0]
+    assert choose(QUESTION, [], 3, {}) == []
+
+
+def test_with_pass_rates_the_likeliest_signal_comes_first_and_the_list_is_a_rank() -> None:
+    """The question is always right: a candidate that is mostly wrong mixes best."""
+    texts = ["always right one", "half right two", "always wrong three"]
+    rates = {QUESTION: (8, 8), texts[0]: (8, 8), texts[1]: (4, 8), texts[2]: (0, 8)}
+    assert choose(QUESTION, texts, 1, rates=rates) == [2]
+    ranked = choose(QUESTION, texts, 2, rates=rates)
+    pairs = {p: mixed([rates[QUESTION], *(rates[texts[i]] for i in p)]) for p in ((2, 0), (2, 1))}
+    assert tuple(ranked) == max(pairs, key=pairs.__getitem__)
+
+
+CANDIDATE = Candidate(uid="u", text="x", verdict="accept", reasons=())
+
+
+DOUBTFUL = Candidate(
+    uid="u", text="x", verdict="doubtful", reasons=(Reason("numbers", "doubtful", "?"),)
+)
+SAME = {"same_unknown": True, "same_conditions": True, "same_answer": True, "difference": ""}
+
+
+@pytest.mark.parametrize(
+    ("question", "answers", "checks", "verdict", "path"),
+    [
+        (Answers(4, 4, ()), Answers(3, 4, ()), DOUBTFUL, "accept", "solver"),
+        (Answers(4, 4, ()), Answers(3, 4, ()), CANDIDATE, "accept", "checks"),
+        (Answers(4, 4, ()), Answers(2, 4, ()), DOUBTFUL, "doubtful", "checks"),
+        (Answers(4, 4, ()), Answers(0, 4, (("12", 4),)), CANDIDATE, "doubtful", "solver"),
+        (Answers(2, 4, (("12", 2),)), Answers(0, 4, (("12", 4),)), CANDIDATE, "accept", "checks"),
+        (Answers(4, 4, ()), Answers(2, 4, (("12", 2),)), CANDIDATE, "accept", "checks"),
+        (Answers(1, 4, (("12", 3),)), Answers(0, 4, (("12.0", 4),)), CANDIDATE, "accept", "checks"),
+        (Answers(1, 4, (("12", 3),)), Answers(0, 4, (("13", 4),)), CANDIDATE, "doubtful", "solver"),
+        (Answers(0, 0, ()), Answers(0, 0, ()), DOUBTFUL, "doubtful", "checks"),
+    ],
+)
+def test_a_solver_accepts_at_m_of_k_and_doubts_a_new_common_wrong_answer(
+    question: Answers, answers: Answers, checks: Candidate, verdict: str, path: str
+) -> None:
+    after = solved(checks, question, answers, 3)
+    assert (after.verdict, after.path) == (verdict, path)
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        (json.dumps(SAME), "accept"),
+        ("<think>{}</think>So:\n```json\n" + json.dumps(SAME) + "\n```", "accept"),
+        (json.dumps(SAME | {"same_answer": False, "difference": "5, 6"}), "doubtful"),
+        (json.dumps(SAME | {"same_answer": "yes"}), "doubtful"),
+        ("{" * 5000, "doubtful"),
+    ],
+)
+def test_a_judge_accepts_only_with_a_whole_verdict(response: str, verdict: str) -> None:
+    after = judged(DOUBTFUL, response)
+    assert (after.verdict, after.path) == (verdict, "judge")
+    assert usable([after], ("accept", "doubtful")) == ([after] if verdict == "accept" else [])
+
+
+def test_the_answers_of_a_text_are_graded_and_grouped() -> None:
+    question = make_question(text="q", answers=["1/2"], source="own")
+    texts = [r"\boxed{0.5}", r"\boxed{\frac12}", r"\boxed{3}", r"\boxed{3.0}", r"\boxed{4}", "?"]
+    assert answers_of(question, texts) == Answers(2, 6, (("3", 2), ("4", 1)))
