@@ -44,12 +44,12 @@ def reading(folder: Path) -> Iterator[None]:
     OmegaConf derives its loader from `yaml.SafeLoader` at each call.
     """
     python_loader = yaml.SafeLoader
-    yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[assignment,misc]
+    yaml.SafeLoader = yaml.CSafeLoader
     try:
         with initialize_config_dir(str(folder), version_base=None):
             yield
     finally:
-        yaml.SafeLoader = python_loader  # type: ignore[misc]
+        yaml.SafeLoader = python_loader
 
 
 def base(root: str = ROOT) -> dict[str, Any]:
