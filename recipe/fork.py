@@ -53,8 +53,8 @@ def composed(arguments: list[str], more: list[str]) -> tuple[list[str], DictConf
     given = [word for word in arguments if "=" in word]
     by_key = {text.partition("=")[0].lstrip("+"): text for text in [*given, *more]}
     config = compose_config(example, list(by_key.values()), allow_unread=True)
-    asked = {text.partition("=")[0].lstrip("+") for text in more}
-    by_key = {k: text for k, text in by_key.items() if k in asked or not off_switch(config, k)}
+    new = {text.partition("=")[0].lstrip("+") for text in more}
+    by_key = {k: text for k, text in by_key.items() if k in new or not off_switch(config, k)}
     config = compose_config(example, list(by_key.values()))
     launch.set_environment(config)
     # Imported here: transformers reads the environment.
@@ -82,10 +82,10 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
     with lock(source.root):
         checkpoint = source.checkpoint(step)
         if why := checkpoints.damage(checkpoint):
-            known = ", ".join(map(str, checkpoints.saved_steps(source.checkpoints))) or "none"
+            saved = ", ".join(map(str, checkpoints.saved_steps(source.checkpoints))) or "none"
             raise ConfigError(
                 f"--step={step}: {checkpoint} cannot be used: {why}. Name one of the saved steps: "
-                f"{known}."
+                f"{saved}."
             )
         _, old = composed(arguments, [f"recipe.run_dir={source.root}"])
         command, config = composed(arguments, [*overrides, f"recipe.run_dir={new}"])

@@ -54,7 +54,7 @@ class Setting:
     value: Any
     plus: str = ""
 
-    def said(self, why: str) -> str:
+    def message(self, why: str) -> str:
         value = "" if self.value is UNKNOWN else shown(self.value)
         return f"{self.place}: {self.plus}{self.key}={value}: {why}"
 
@@ -75,19 +75,19 @@ def read_value(text: str, variables: Mapping[str, str | None]) -> Any:
 def of_script(path: Path) -> list[Setting]:
     """Return the settings of a shell script, in the order of its lines."""
     variables: dict[str, str | None] = {}
-    found = []
+    matches = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         line = re.sub(r"(^|\s)#.*", "", line)
         if match := VARIABLE.match(line):
             value = read_value(match[2].rstrip("\\ "), variables)
             text = None if value is UNKNOWN else shown(value)
-            known = variables.setdefault(match[1], text)
-            variables[match[1]] = text if known == text else None
+            first = variables.setdefault(match[1], text)
+            variables[match[1]] = text if first == text else None
         for plus, key, text in SETTING.findall(line):
-            found.append((number, plus, key, text))
+            matches.append((number, plus, key, text))
     return [
         Setting(f"{path}:{number}", key, read_value(text, variables), plus)
-        for number, plus, key, text in found
+        for number, plus, key, text in matches
     ]
 
 
@@ -130,25 +130,25 @@ def skipped(text: str, settings: Sequence[Setting]) -> str | None:
 
 def problems_of(settings: Sequence[Setting], root: str) -> Iterator[str]:
     """Yield the findings about settings that belong together."""
-    known, config = known_keys(root), OmegaConf.create(base(root))
-    values = {x.key: x.value for x in settings if x.key in known}
+    keys, config = known_keys(root), OmegaConf.create(base(root))
+    values = {x.key: x.value for x in settings if x.key in keys}
     defaults = dict(flat(base(root)))
     for key, value in values.items():
         OmegaConf.update(config, key, None if value is UNKNOWN else value, merge=False)
     for x in settings:
-        if x.key not in known:
+        if x.key not in keys:
             is_read = "+" in x.plus and x.key.rpartition(".")[2] in words_of_verl()
             if not (is_read or is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)):
-                yield x.said(unknown_key(x.key, root))
+                yield x.message(unknown_key(x.key, root))
         elif x.plus == "+" and defaults.get(x.key) is not None:
-            yield x.said("the key exists, and hydra adds only new ones. Write it without +.")
+            yield x.message("the key exists, and hydra adds only new ones. Write it without +.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
             wrong = {} if foreign else wrong_values({x.key: x.value}, root)
-            yield from (x.said(why.partition(": ")[2]) for why in wrong.values())
+            yield from (x.message(why.partition(": ")[2]) for why in wrong.values())
             if x.value != defaults.get(x.key) and (why := without_effect(x, values, config)):
                 what, _, instead = why.partition(": set ")
-                yield x.said(f"{what}. {f'Set {instead}' if instead else 'Remove it'}.")
+                yield x.message(f"{what}. {f'Set {instead}' if instead else 'Remove it'}.")
 
 
 def without_effect(x: Setting, values: Mapping[str, Any], config: Any) -> str | None:
@@ -188,12 +188,12 @@ def main(arguments: list[str] | None = None) -> int:
     pairs = [SETTING.fullmatch(text) for text in given]
     settings = [Setting("command line", x[2], read_value(x[3], {}), x[1]) for x in pairs if x]
     ours = any(x.key.startswith("recipe.") for x in settings)
-    found = list(problems_of(settings, ROOT if ours else VERL))
+    findings = list(problems_of(settings, ROOT if ours else VERL))
     for text, pair in zip(given, pairs, strict=True):
-        found += [] if pair else check(Path(text))
-    for line in dict.fromkeys(found):
+        findings += [] if pair else check(Path(text))
+    for line in dict.fromkeys(findings):
         print(line)
-    return 1 if found else 0
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def row(path: Path, name: str) -> tuple[str, ...]:
     age = duration(time.time() - folder.metrics.stat().st_mtime) if lines else "-"
     held_out = [v for x in reversed(lines) for k, v in x.items() if fnmatch(k, "val/*/accuracy")]
     training = [x["train/accuracy"] for x in lines[-1:] if "train/accuracy" in x]
-    shares = [f"{found[0]:.3f}" if found else "-" for found in (held_out, training)]
+    shares = [f"{values[0]:.3f}" if values else "-" for values in (held_out, training)]
     used = subprocess.run(["du", "-s", "-B1", path], stdout=subprocess.PIPE, check=False).stdout
     disk = f"{int(used.split()[0]) / 1e9:.2f} GB"
     return name, f"{step}/{steps or '?'}", age, state, *shares, disk

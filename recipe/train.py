@@ -36,7 +36,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
 
     with Progress("recipe.train: checks"):
         config = compose_config(example, overrides)
-        notes = [*show.evaluation_prompts(), *show.notes(example, overrides)]
+        notes = show.notes(example, overrides)
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
         from recipe.preflight.checks import check, prepare
@@ -61,9 +61,9 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
             print(ending.next_commands(config))
             return 0
         record_environment(folder.root)
-        code, told = carry_out(config)
-        ending.record(folder, code, told)
-    print(f"recipe.train: {told}", file=sys.stderr if code else sys.stdout)
+        code, message = carry_out(config)
+        ending.record(folder, code, message)
+    print(f"recipe.train: {message}", file=sys.stderr if code else sys.stdout)
     if not code:
         print(ending.next_commands(config))
     return code
@@ -79,8 +79,8 @@ def carry_out(config: DictConfig) -> tuple[int, str]:
     except KeyboardInterrupt:
         return STOPPED, f"stopped; {ending.how_to_go_on(config)}"
     except stop.StoppedError as error:
-        told = f"ended early: {ending.own_words(error)}; {ending.how_to_go_on(config)}"
-        return stop.AGAIN, told
+        message = f"ended early: {ending.own_words(error)}; {ending.how_to_go_on(config)}"
+        return stop.AGAIN, message
     except Exception as error:  # reported, then the exit code
         return 1, ending.explain(error, config)
     return 0, f"done, run folder {config.recipe.run_dir}"

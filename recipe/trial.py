@@ -50,7 +50,7 @@ def stages(run: Path, arguments: list[str]) -> dict[str, list[str]]:
     example = words.pop(0) if words and "=" not in words[0] else default
     settings = [f"recipe.run_dir={run}", f"recipe.advantage.name={__name__}.alternating"]
     settings += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
-    settings += ["trainer.val_before_train=false", *TOY * (example == "toy"), *words]
+    settings += ["trainer.val_before_train=false", *(TOY if example == "toy" else []), *words]
     questions = ["--benchmark", f"held_out={RunFolder(run).data('test')}", "--max-questions", "8"]
     return {
         "train": ["recipe.train", example, *settings],

@@ -1,5 +1,6 @@
 """Compositions without an example: every key that exists, with its default."""
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -7,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -35,11 +37,30 @@ def search_path(*folders: Path) -> str:
     return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl_config()))}]"
 
 
-@functools.cache
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Let hydra compose the files of `folder`, with yaml's parser in C, which is ten times faster.
+
+    OmegaConf derives its loader from `yaml.SafeLoader` at each call.
+    """
+    python_loader = yaml.SafeLoader
+    yaml.SafeLoader = yaml.CSafeLoader
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            yield
+    finally:
+        yaml.SafeLoader = python_loader
+
+
 def base(root: str = ROOT) -> dict[str, Any]:
     """Return a composition without groups: all keys that exist, with their defaults."""
+    return _base(root)
+
+
+@functools.cache
+def _base(root: str) -> dict[str, Any]:
     ours = root == ROOT
-    with initialize_config_dir(str(CONFIG if ours else verl_config()), version_base=None):
+    with reading(CONFIG if ours else verl_config()):
         config = compose(root, overrides=[search_path(), "~machine"] if ours else [])
     content: Any = OmegaConf.to_container(config, resolve=False)
     return content

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import check_yaml, closest, shown
-from recipe.config.base import CONFIG, base, flat, is_in, known_keys, search_path
+from recipe.config.base import CONFIG, base, flat, is_in, known_keys, reading, search_path
 from recipe.config.sizes import set_sizes
 from recipe.config.verl import check_types, off_switch, unknown_key, wrong_values
 from recipe.errors import ConfigError
@@ -137,14 +137,14 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     """
     folder = example_folder(example)
     overrides = on_this_machine(folder, list(map(readable, overrides)))
-    if found := dict.fromkeys(why for text in overrides if (why := _refused(text, folder))):
-        raise ConfigError("\n".join(found))
+    if errors := dict.fromkeys(why for text in overrides if (why := _refused(text, folder))):
+        raise ConfigError("\n".join(errors))
     for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
         with contextlib.suppress(yaml.YAMLError):  # hydra raises it if it reads the file
             check_yaml(path.read_text(encoding="utf-8", errors="replace"), str(path))
     given = _given(overrides)
     try:
-        with initialize_config_dir(str(folder), version_base=None):
+        with reading(folder):
             config = compose(
                 "config", overrides=[search_path(CONFIG), *overrides], return_hydra_config=True
             )
@@ -174,12 +174,12 @@ def is_open(key: str) -> bool:
 def one_line(error: BaseException) -> str:
     """Return a library's message without its line breaks, search paths and repetitions."""
     lines = [line.strip() for line in str(error).partition("Config search path")[0].splitlines()]
-    told = [line for line in lines if line and not line.startswith(("full_key:", "object_type="))]
-    return " ".join(told) or type(error).__name__
+    kept = [line for line in lines if line and not line.startswith(("full_key:", "object_type="))]
+    return " ".join(kept) or type(error).__name__
 
 
 def _refused(text: str, folder: Path) -> str | None:
-    """Return why an override is rejected: an unknown key, also behind a ``+``, a sweep, ..."""
+    """Return why an override is rejected that hydra would accept without any effect, or None."""
     try:
         override = parsed(text)
     except ConfigError as error:
@@ -189,26 +189,11 @@ def _refused(text: str, folder: Path) -> str | None:
         return f"'{text}': {ONE_RUN}"
     if override.is_delete():
         return f"'{text}' deletes a key, which verl would miss. Set {key}=null."
-    if override.is_sweep_override():
-        return (
-            f"'{text}' is a sweep over several values, and one run has one. Quote text that holds "
-            f"a comma, or write a list as '{key}=[a, b]'."
-        )
-    value = override.value()
     if key == "recipe.method":
-        return f"{text}: this is the name of the chosen method. Write method={value}."
-    if isinstance(base().get(key), dict) and not isinstance(value, dict):
-        return f"{text}: {key} is a section of keys, not a value"
-    if places := [p / key for p in (folder, CONFIG) if (p / key).is_dir()]:
-        choices = sorted({path.stem for place in places for path in place.glob("*.yaml")})
-        if not isinstance(value, str) or value in choices:
-            return None
-        return (
-            f"{text}: no such file{closest(value, choices) or '.'} Use one of "
-            f"{', '.join(choices)}, or your own {key}/{value}.yaml in the folder of your example."
-        )
-    known = override.package is not None or key in known_keys() or is_open(key) or _is_field(key)
-    return None if known else unknown_key(key)
+        return f"{text}: this is the name of the chosen method. Write method={override.value()}."
+    is_group = any((place / key).is_dir() for place in (folder, CONFIG))
+    exists = override.package is not None or key in known_keys() or is_open(key) or _is_field(key)
+    return None if is_group or exists else unknown_key(key)
 
 
 def _is_field(key: str) -> bool:
@@ -223,36 +208,34 @@ def _check_keys(config: DictConfig, folder: Path, given: dict[str, str]) -> None
     """
     where = f"{folder.name}/config.yaml or one of its groups: "
 
-    def walk(node: Any, known: Any, prefix: str) -> None:
+    def walk(node: Any, defaults: Any, prefix: str) -> None:
         # Another class than verl's own has other keys, and itself rejects unknown ones.
-        other_class = node.get("_target_") != known.get("_target_")
+        own_class = node.get("_target_") != defaults.get("_target_")
         for key, value in node.items():
             name = f"{prefix}{key}"
-            if is_open(name) or (other_class and key not in known):
+            if is_open(name) or (own_class and key not in defaults):
                 continue
-            if key not in known:
+            if key not in defaults:
                 raise ConfigError(("" if name in given else where) + unknown_key(name))
-            if isinstance(known[key], dict) and known[key]:
+            if isinstance(defaults[key], dict) and defaults[key]:
                 if not isinstance(value, dict):
                     raise ConfigError(f"{name}={value}: this is a section of keys, not a value")
-                walk(value, known[key], f"{name}.")
+                walk(value, defaults[key], f"{name}.")
 
     walk(OmegaConf.to_container(config, resolve=False), base(), "")
     if "recipe" not in config:
         raise ConfigError(f"{where}no section recipe: `defaults` has to begin with `- recipe`")
-    if "hydra" in OmegaConf.load(folder / "config.yaml"):
-        raise ConfigError(f"{folder.name}/config.yaml, section hydra: {ONE_RUN}")
 
 
 def _name_one_model(config: DictConfig, given: dict[str, str]) -> None:
     """Set `recipe.model_path` to verl's key of the model where only that one was set."""
-    path, ours = config.actor_rollout_ref.model.path, config.recipe.model_path
-    if path == ours:
+    path, recipe_path = config.actor_rollout_ref.model.path, config.recipe.model_path
+    if path == recipe_path:
         return
     if "recipe.model_path" in given:
         raise ConfigError(
-            f"actor_rollout_ref.model.path={path} with recipe.model_path={ours}: these are two "
-            "models. Set recipe.model_path alone, which verl's key follows."
+            f"actor_rollout_ref.model.path={path} with recipe.model_path={recipe_path}: these are "
+            "two models. Set recipe.model_path alone, which verl's key follows."
         )
     config.actor_rollout_ref.model.path = config.recipe.model_path = path
 
@@ -271,15 +254,15 @@ def _check_switches(config: DictConfig, given: dict[str, str]) -> None:
 
     An override that turns the switch off allows them: commands for verl set both.
     """
-    found = []
+    errors = []
     for key, text in given.items():
         if (off := off_switch(config, key)) is None or (off[0].key in given and off[1] in OFF):
             continue
         switch, value = off
-        wanted = " or ".join(map(shown, switch.on)) or "another value"
-        found.append(
+        needed = " or ".join(map(shown, switch.on)) or "another value"
+        errors.append(
             f"{text}: no effect with {switch.key}={shown(value)}. Leave it out, or set that key "
-            f"to {wanted}."
+            f"to {needed}."
         )
-    if found:
-        raise ConfigError("\n".join(found))
+    if errors:
+        raise ConfigError("\n".join(errors))

@@ -106,18 +106,18 @@ def shape_of(model: str) -> Shape:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    local, known = Path(model) / "config.json", read_json(Path(__file__).with_name("shapes.json"))
+    local, listed = Path(model) / "config.json", read_json(Path(__file__).with_name("shapes.json"))
     if local.is_file():
         return Shape.of(read_json(local))
-    if found := known.get(model.removesuffix("-Instruct")):
-        return Shape.of(found)
+    if config := listed.get(model.removesuffix("-Instruct")):
+        return Shape.of(config)
     with contextlib.suppress(HFValidationError):  # a path, not an id
         cached = try_to_load_from_cache(model, "config.json")  # no network access
         if isinstance(cached, str):
             return Shape.of(read_json(Path(cached)))
     raise ConfigError(
         f"recipe.model_path={model}: its shape is unknown. Name a local folder with config.json, a "
-        f"model in the cache of Hugging Face, or one of {', '.join(known)}."
+        f"model in the cache of Hugging Face, or one of {', '.join(listed)}."
     )
 
 

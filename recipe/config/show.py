@@ -4,16 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from prompt_aug.templates.published import how_to_make
 from prompt_aug.typed import shown
-from recipe.config.base import CONFIG, base, flat, search_path, verl_config
+from recipe.config.base import CONFIG, base, flat, reading, search_path, verl_config
 from recipe.config.compose import (
     EXAMPLES,
     compose_config,
@@ -26,8 +22,6 @@ from recipe.config.compose import (
 )
 from recipe.config.settings import defaults, meanings
 from recipe.errors import ConfigError
-
-PRESETS = EXAMPLES.parent / "eval" / "presets.yaml"
 
 
 def examples_and_methods() -> str:
@@ -49,7 +43,7 @@ def with_sources(example: str, overrides: list[str], changed: bool = False) -> s
     `changed`: only those whose value is not the default.
     """
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
-    origin, known, meaning = dict[str, str](), dict(flat(base())), meanings()
+    origin, defaults_of, meaning = dict[str, str](), dict(flat(base())), meanings()
     raws = dict[str, Any]()
     for source, values in _layers(example, overrides):
         for key, raw in values.items():
@@ -57,10 +51,10 @@ def with_sources(example: str, overrides: list[str], changed: bool = False) -> s
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
     for key, value in flat(config):
-        if changed and (key not in raws or raws[key] == known.get(key, raws)):
+        if changed and (key not in raws or raws[key] == defaults_of.get(key, raws)):
             continue
-        told = f" ({meaning[key]})" if key in meaning else ""
-        lines.append((f"{key}={shown(value)}", f"{_origin(key, origin)}{told}"))
+        text = f" ({meaning[key]})" if key in meaning else ""
+        lines.append((f"{key}={shown(value)}", f"{_origin(key, origin)}{text}"))
     width = min(80, max(len(text) for text, _ in lines))
     return "\n".join(f"{text:<{width}}  # {source}" for text, source in lines)
 
@@ -68,28 +62,16 @@ def with_sources(example: str, overrides: list[str], changed: bool = False) -> s
 def overruled(example: str, overrides: list[str]) -> dict[str, str]:
     """Return key -> message for each value of `method=NAME` that a file of the example replaces."""
     chosen = [text for text in overrides if text.startswith("method=")]
-    wanted, final = dict[str, Any](), dict[str, tuple[Any, str]]()
+    of_method, final = dict[str, Any](), dict[str, tuple[Any, str]]()
     for source, values in _layers(example, overrides) if chosen else ():
-        wanted |= values if "/method/" in source else {}
+        of_method |= values if "/method/" in source else {}
         final |= {key: (value, source) for key, value in values.items()}
     return {
         key: f"{key}={shown(final[key][0])}: {final[key][1]} sets this, where {chosen[-1]} has "
         f"{shown(value)}. Add {key}=VALUE to choose one, or train another example."
-        for key, value in wanted.items()
+        for key, value in of_method.items()
         if value != "?" and final[key][0] != value and final[key][1] != "command line"
     }
-
-
-def evaluation_prompts() -> list[str]:
-    """Return a note if the evaluation of `published` needs prompts that are missing here.
-
-    `published` is that of the configuration composed last.
-    """
-    preset = f"paper_{HydraConfig.get().runtime.choices.get('published')}"
-    bank = Path(yaml.safe_load(PRESETS.read_text("utf-8")).get(preset, {}).get("bank") or "")
-    if bank.suffix != ".json" or bank.exists():
-        return []
-    return [f"{bank}: missing, and eval.sweep --preset {preset} needs it.{how_to_make(bank)}"]
 
 
 def notes(example: str, overrides: list[str]) -> list[str]:
@@ -111,12 +93,12 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str,
     folder = example_folder(example)
     # `readable` composes `base`: before hydra's context
     overrides = on_this_machine(folder, [readable(text) for text in overrides])
-    with initialize_config_dir(str(folder), version_base=None):
+    with reading(folder):
         loader = GlobalHydra.instance().config_loader()
-        found = loader.compute_defaults_list(
+        tree = loader.compute_defaults_list(
             "config", [search_path(CONFIG), *overrides], RunMode.RUN
         )
-        for default in found.defaults:
+        for default in tree.defaults:
             if default.config_path is None or default.config_path.startswith("hydra"):
                 continue
             if default.config_path == "settings":
@@ -133,9 +115,8 @@ def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str,
 
 def _find(name: str, folder: Path) -> Path:
     """Return the file of a configuration's name: the first on hydra's search path."""
-    places = (folder, CONFIG, verl_config())
-    found = (place / f"{name}.yaml" for place in places)
-    return next(path for path in found if path.is_file()).resolve()
+    paths = (place / f"{name}.yaml" for place in (folder, CONFIG, verl_config()))
+    return next(path for path in paths if path.is_file()).resolve()
 
 
 def _place(path: Path, folder: Path) -> str:

@@ -59,8 +59,8 @@ def cache_bytes(config: DictConfig, shape: Shape | None) -> float:
     if shape is None:
         return CACHE
     rollout, tokens = config.actor_rollout_ref.rollout, longest(config)
-    wanted = min(rollout.max_num_seqs, 128) * tokens * shape.kv_bytes * bytes_of(config) / 2
-    return max(CACHE, min(wanted, total_memory() / 8))
+    needed = min(rollout.max_num_seqs, 128) * tokens * shape.kv_bytes * bytes_of(config) / 2
+    return max(CACHE, min(needed, total_memory() / 8))
 
 
 def token_bytes(config: DictConfig, shape: Shape) -> float:

@@ -9,20 +9,102 @@ import functools
 import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.typed import UNSET, adapter, problems
 from recipe.config.base import CONFIG, ROOT, base, flat, is_in, known_keys
-from recipe.config.settings import Recipe
-from recipe.config.switches import LOSS, LOSSES, SWITCHES, Switch
+from recipe.config.settings import Alarm, Recipe
 from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
 
 KEYS = CONFIG.parent / "preflight" / "keys.yaml"
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
+LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
+# Losses that read clip_ratio; the first three also read clip_ratio_c.
+CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
+LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
+
+
+class Switch(NamedTuple):
+    """`read`, a key or section, is read only if `key` has one of the values `on`.
+
+    Without `on`: any value other than false, 0, null and empty.
+    """
+
+    read: str
+    key: str
+    on: tuple[Any, ...] = ()
+
+    def is_on(self, value: Any) -> bool:
+        return value in self.on if self.on else bool(value)
+
+
+# (switch, its values, section, what is read there; "" is the section itself). If several rows match
+# a key, those with the longest names count, and one of them is enough.
+_ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
+    *(
+        (f"{A}.use_dynamic_bsz", (dynamic,), role, f"{use}_{size}_per_gpu")
+        for role, use in ((A, "ppo"), (R, "log_prob"), (REF, "log_prob"))
+        for dynamic, size in ((True, "max_token_len"), (False, "micro_batch_size"))
+    ),
+    (f"{A}.use_kl_loss", (), A, "kl_loss_coef kl_loss_type"),
+    (f"{A}.use_kl_loss", (), REF, ""),
+    ("algorithm.use_kl_in_reward", (), REF, ""),
+    (LOSS, ("clip_cov",), f"{A}.policy_loss", "clip_cov_ratio clip_cov_lb clip_cov_ub"),
+    (LOSS, ("kl_cov",), f"{A}.policy_loss", "kl_cov_ratio ppo_kl_coef"),
+    (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
+    (LOSS, ("sapo",), A, "tau_pos tau_neg"),
+    (LOSS, CLIPPED, A, "clip_ratio clip_ratio_low clip_ratio_high"),
+    (LOSS, CLIPPED[:3], A, "clip_ratio_c"),
+    *(
+        row
+        for role in (A, "critic")
+        for row in (
+            (f"{role}.loss_agg_mode", ("seq-mean-token-sum-norm",), role, "loss_scale_factor"),
+            (f"{role}.optim.lr_scheduler_type", ("cosine",), role, "optim.min_lr_ratio"),
+        )
+    ),
+    (f"{A}.shuffle", (), A, "data_loader_seed"),
+    ("critic.enable", (), "critic", ""),
+    ("algorithm.use_kl_in_reward", (), "algorithm", "kl_ctrl kl_penalty"),
+    ("algorithm.kl_ctrl.type", ("adaptive",), "algorithm.kl_ctrl", "target_kl horizon"),
+    *(
+        ("algorithm.filter_groups.enable", (), section, names)
+        for section, names in (
+            ("algorithm.filter_groups", "metric max_inflight_gen_batches"),
+            ("recipe.dynamic_sampling", ""),
+        )
+    ),
+    ("algorithm.filter_groups.enable", (False,), "data", "gen_batch_size"),
+    (f"{CORRECTION}.rollout_is", (), CORRECTION, "rollout_is_threshold rollout_is_batch_normalize"),
+    (f"{CORRECTION}.rollout_rs", (), CORRECTION, "rollout_rs_threshold"),
+    (f"{MODEL}.lora_rank", (), MODEL, "lora_alpha target_modules exclude_modules"),
+    (f"{R}.enforce_eager", (False,), R, "cudagraph_capture_sizes"),
+    ("global_profiler.steps", (), "global_profiler", ""),
+    *(("global_profiler.steps", (), role, "profiler") for role in (A, R, REF, "critic")),
+    ("data.custom_cls.path", (), "data.custom_cls", "name"),
+    ("skip.rollout_tq.enable", (), "skip.rollout_tq", ""),
+    ("recipe.rephrasings.count", (), "recipe", "rephrasings.ratio advantage.group"),
+    *(
+        (f"recipe.{name}.enable", (), "recipe", name)
+        for name in ("curriculum", "history", "reward.overlong")
+    ),
+    *(
+        ("recipe.weights.name", (name,), "recipe.weights", name)
+        for name in ("clip_cov", "gaussian_covariance")
+    ),
+    ("recipe.guard.action", get_args(Alarm), "recipe.guard", ""),
+]
+SWITCHES = [
+    Switch(f"{section}.{name}".removesuffix("."), key, on)
+    for key, on, section, names in _ROWS
+    for name in (names.split() or [""])
+]
 
 
 def type_of(key: str, default: Any) -> Any:
@@ -42,42 +124,42 @@ def wrong_values(values: dict[str, Any], root: str = ROOT) -> dict[str, str]:
 
     Defaults are not checked, except that a mandatory value is set.
     """
-    known, found = dict(flat(base(root))), dict[str, str]()
+    defaults, errors = dict(flat(base(root))), dict[str, str]()
     for key, value in values.items():
-        default = known.get(key)
+        default = defaults.get(key)
         if not is_in(key, ("recipe", "eval")) and (value != default or value == UNSET):
             kind = type_of(key, default)
-            found |= {} if kind is Any else problems(adapter(kind), value, key)
-    return found
+            errors |= {} if kind is Any else problems(adapter(kind), value, key)
+    return errors
 
 
 def check_types(config: DictConfig) -> None:
     """Reject values of a wrong type or out of range; ConfigError with all of them, one a line."""
     values: Any = OmegaConf.to_container(config, resolve=True)
-    found = problems(adapter(Recipe), values["recipe"], "recipe")
-    found |= wrong_values(dict(flat(values)))
+    errors = problems(adapter(Recipe), values["recipe"], "recipe")
+    errors |= wrong_values(dict(flat(values)))
     # Mandatory here; verl's own default is null.
     steps = "total_training_steps"
-    found |= problems(adapter(TYPES[steps]), values["trainer"][steps], f"trainer.{steps}")
-    found |= problems(adapter(EvaluationSection), values["eval"], "eval")
+    errors |= problems(adapter(TYPES[steps]), values["trainer"][steps], f"trainer.{steps}")
+    errors |= problems(adapter(EvaluationSection), values["eval"], "eval")
     # Keys that interpolate one value (data.seed is recipe.seed) are reported once, by the first.
-    told = {message.partition("=")[2] or key: message for key, message in reversed(found.items())}
-    if told:
-        raise ConfigError("\n".join(reversed(told.values())))
+    by_text = {text.partition("=")[2] or key: text for key, text in reversed(errors.items())}
+    if by_text:
+        raise ConfigError("\n".join(reversed(by_text.values())))
 
 
 def off_switch(config: DictConfig, key: str) -> tuple[Switch, Any] | None:
     """Return the switch that turns `key` off, and its value; None if `key` is read."""
     matching = [x for x in SWITCHES if is_in(key, [x.read]) and key != x.key]
     longest = max((len(x.read) for x in matching), default=0)
-    found = [(x, OmegaConf.select(config, x.key)) for x in matching if len(x.read) == longest]
-    if not found or any(switch.is_on(value) for switch, value in found):
+    pairs = [(x, OmegaConf.select(config, x.key)) for x in matching if len(x.read) == longest]
+    if not pairs or any(switch.is_on(value) for switch, value in pairs):
         return None
     loss = OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss._target_")
     own_loss = not str(loss).startswith(("verl.", "recipe."))
-    if found[0][0].key == LOSS and (own_loss or found[0][1] not in LOSSES):  # it may read any key
+    if pairs[0][0].key == LOSS and (own_loss or pairs[0][1] not in LOSSES):  # it may read any key
         return None
-    return found[0]
+    return pairs[0]
 
 
 @functools.cache
@@ -120,10 +202,9 @@ def unknown_key(key: str, root: str = ROOT) -> str:
         if (match := re.fullmatch(pattern, key)) and (root == ROOT or "recipe." not in text):
             rest = match.groups()[-1] if match.groups() else ""
             return f"no key '{key}': {text.replace('*', rest)}"
-    full = sorted(k for k in known_keys(root) if k.endswith(f".{key}"))
-    if full:
+    if full := sorted(k for k in known_keys(root) if k.endswith(f".{key}")):
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"
-    near = f", did you mean {found}?" if (found := _nearest(key, known_keys(root))) else ""
+    near = f", did you mean {name}?" if (name := _nearest(key, known_keys(root))) else ""
     more = ": `python -m recipe.train EXAMPLE --cfg` lists all" if root == ROOT else ". Remove it."
     return f"no key '{key}'{near or more}"
 
@@ -131,19 +212,19 @@ def unknown_key(key: str, root: str = ROOT) -> str:
 @functools.cache
 def moved() -> dict[str, str]:
     """Return moved.yaml, the stars of its patterns as groups of regular expressions."""
-    given = yaml.safe_load((CONFIG / "moved.yaml").read_text(encoding="utf-8"))
-    return {"(.*)".join(map(re.escape, old.split("*"))): text for old, text in given.items()}
+    rows = yaml.safe_load((CONFIG / "moved.yaml").read_text(encoding="utf-8"))
+    return {"(.*)".join(map(re.escape, old.split("*"))): text for old, text in rows.items()}
 
 
-def _nearest(key: str, known: Iterable[str]) -> str | None:
+def _nearest(key: str, keys: Iterable[str]) -> str | None:
     """Return the key that may have been meant, never one of another role: a wrong hint costs a run.
 
     It has the same last name, or is in the same section with a similar last name.
     """
     section, _, last = key.rpartition(".")
     role = key.split(".")[: 2 if key.startswith("actor_rollout_ref.") else 1]
-    same = [k for k in known if k.endswith(f".{last}") and k.split(".")[: len(role)] == role]
-    beside = {k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section}
+    same = [k for k in keys if k.endswith(f".{last}") and k.split(".")[: len(role)] == role]
+    beside = {k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section}
     if near := difflib.get_close_matches(key, same, n=1):
         return near[0]
     alike = difflib.get_close_matches(last, beside, n=1, cutoff=0.75)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config.compose import one_line
-from recipe.config.switches import LOSSES
+from recipe.config.verl import LOSSES
 from recipe.preflight.data import paths_of
 from recipe.preflight.rules import ADVANTAGE, CORRECTION, LOSS, A, Check, R, Rule, Setup
 
@@ -51,7 +51,7 @@ def known_loss(s: Setup) -> Iterator[str]:
     """The loss is verl's, or the user's class exists and registers it."""
     if not s.own_loss:
         if s.loss not in LOSSES:
-            yield s.said(LOSS, f"unknown. Known are {', '.join(LOSSES)}.")
+            yield s.message(LOSS, f"unknown. Known are {', '.join(LOSSES)}.")
         return
     # The run imports verl anyway, in the process of these checks.
     with warnings.catch_warnings(action="ignore"):  # of each engine that is not installed
@@ -63,14 +63,14 @@ def known_loss(s: Setup) -> Iterator[str]:
     try:
         omega_conf_to_dataclass(s.actor.policy_loss)
     except Exception as error:  # whatever the user's module raises
-        yield s.said(
+        yield s.message(
             target,
             f"{one_line(error.__cause__ or error)}. Correct the class or its fields, or put the "
             "folder of its package into PYTHONPATH.",
         )
         return
     if s.actor.policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
-        yield s.said(
+        yield s.message(
             f"{LOSS} {target}",
             f"not registered. Known are {', '.join(POLICY_LOSS_REGISTRY)}. Register yours with "
             "verl's @register_policy_loss in the module of the class.",
@@ -88,7 +88,8 @@ def parts_of_the_reward(s: Setup) -> Iterator[str]:
         key for key in ("recipe.reward.overlong.enable", "recipe.reward.verifiers") if s.get(key)
     ]
     if not facts.uses_rewards:
-        more = [FILTER] * bool(s.filter.enable) + [weights] * (s.weights != "none")
+        more = [FILTER] if s.filter.enable else []
+        more += [weights] if s.weights != "none" else []
         why = "this advantage uses no reward, so the other key has no effect. Unset it."
     elif facts.nonnegative_rewards:
         why = (
@@ -103,19 +104,19 @@ def parts_of_the_reward(s: Setup) -> Iterator[str]:
     else:
         return
     for key in [*added, *more]:
-        yield s.said(f"{ADVANTAGE} {key}", why)
+        yield s.message(f"{ADVANTAGE} {key}", why)
 
 
 def own_grouping(s: Setup) -> Iterator[str]:
     """The advantage is normalized over the groups for which it is defined."""
     if s.facts.group and group_of(s.recipe.advantage) != s.facts.group:
-        yield s.said(
+        yield s.message(
             f"{ADVANTAGE} recipe.advantage.group",
             f"this advantage is normalized per {s.facts.group}. Leave recipe.advantage.group null, "
             "or set recipe.advantage.name=grpo with the group you want.",
         )
     if s.facts.uses_rewards and s.group_size < 2 and not s.facts.critic:
-        yield s.said(
+        yield s.message(
             f"{R}.n",
             f"a group of {s.group_size} response has no baseline, so every advantage would be 0. "
             "Raise it.",
@@ -206,7 +207,7 @@ CRITIC: list[Check] = [
 def lost_weights(s: Setup) -> Iterator[str]:
     """Token weights have an effect on the loss."""
     if s.weights != "none" and not s.own_loss and s.loss not in HOMOGENEOUS:
-        yield s.said(
+        yield s.message(
             f"recipe.weights.name {LOSS}",
             "this loss is not proportional to a token's advantage, so weights would be lost or "
             f"mean something else. Use one of {', '.join(HOMOGENEOUS)}, or "

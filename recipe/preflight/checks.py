@@ -14,14 +14,12 @@ from prompt_aug.prompts import Prompts
 from recipe.config.verl import check_types
 from recipe.preflight.algorithm import ALGORITHM
 from recipe.preflight.data import FILES, PROMPTS, load_tokenizer
-from recipe.preflight.engine import ENGINE
+from recipe.preflight.engine import ENGINE, LORA, STACK
 from recipe.preflight.functions import FUNCTIONS, own_functions
-from recipe.preflight.lora import LORA
 from recipe.preflight.machine import MACHINE
 from recipe.preflight.questions import prepare_data
 from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, refuse
-from recipe.preflight.stack import STACK
 from recipe.run.folder import RunFolder
 from recipe.toy import build as toy
 

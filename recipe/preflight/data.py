@@ -25,12 +25,12 @@ def templates(s: Setup) -> Iterator[str]:
         "eval.template": [s.config.eval.template],
         "eval.benchmarks": [b.template for b in s.config.eval.benchmarks if b.get("template")],
     }
-    unknown: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for key, names in listed.items():
         for name in names:
             if name not in s.bank:
-                unknown.setdefault(name, []).append(f"{key}={name}")
-    for name, settings in unknown.items():
+                missing.setdefault(name, []).append(f"{key}={name}")
+    for name, settings in missing.items():
         yield (
             f"{' and '.join(settings)}: no template '{name}' in the bank. Use one of "
             f"{', '.join(s.bank.names)}."
@@ -69,25 +69,20 @@ def maker(path: str) -> str:
 
 def files(s: Setup) -> Iterator[str]:
     """The model and the data files exist."""
-    model, found = s.model.path, []
+    model = s.model.path
     if not model:
-        found.append("recipe.model_path: not set. Name a model folder or a hub id.")
+        yield "recipe.model_path: not set. Name a model folder or a hub id."
     elif maker(model) == SMOLLM2 and not Path(model).is_dir():
-        found.append(f"recipe.model_path={model}: no such folder. Make it: `{SMOLLM2}`.")
+        yield f"recipe.model_path={model}: no such folder. Make it: `{SMOLLM2}`."
     elif not s.is_built(model):
-        found += model_folder(model)
-    own = {key: [p for p in paths_of(s.data[key]) if not s.is_built(p)] for key in SPLITS}
-    for key in SPLITS:
-        if not paths_of(s.data[key]):
-            found.append(f"data.{key}: not set. Name a parquet file of questions.")
-        held_out = " Or hold out questions of your own: prepare them with --validation N."
-        remedy = held_out if key == "val_files" else ""
-        found += [
-            f"data.{key}={path}: no such file. Make it: `{maker(path)}`.{remedy}"
-            for path in own[key]
-            if not Path(path).exists()
-        ]
-    yield from found
+        yield from model_folder(model)
+    held_out = " Or hold out questions of your own: prepare them with --validation N."
+    for key, remedy in zip(SPLITS, ("", held_out), strict=True):
+        if not (paths := paths_of(s.data[key])):
+            yield f"data.{key}: not set. Name a parquet file of questions."
+        for path in paths:
+            if not s.is_built(path) and not Path(path).exists():
+                yield f"data.{key}={path}: no such file. Make it: `{maker(path)}`.{remedy}"
 
 
 def too_few(questions: int, s: Setup) -> Iterator[str]:

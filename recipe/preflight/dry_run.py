@@ -62,8 +62,8 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         **({"memory": memory(config)} if config.trainer.device == "cpu" else {}),
     }
     width = max(map(len, lines))
-    told = [f"{key:<{width}}  {value}" for key, value in lines.items()]
-    return "\n".join([*told, f"first prompt, template {name}:", prompt.shown()])
+    rows = [f"{key:<{width}}  {value}" for key, value in lines.items()]
+    return "\n".join([*rows, f"first prompt, template {name}:", prompt.shown()])
 
 
 def rehearse(
@@ -109,12 +109,12 @@ def templates(section: DictConfig, prompts: Prompts) -> str:
 def reward(section: DictConfig) -> str:
     """Return the formula of `recipe.rollout.reward` with its settings."""
     own = [f"{path} ({source})" for source, path in (section.verifiers or {}).items()]
-    told = " or ".join([*own, "accuracy"])
+    text = " or ".join([*own, "accuracy"])
     if section.format_weight:
-        told += f" + {section.format_weight} x format"
+        text += f" + {section.format_weight} x format"
     if section.overlong.enable:
-        told += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
-    return told
+        text += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
+    return text
 
 
 def learning_rate(optim: DictConfig) -> str:
@@ -146,12 +146,12 @@ def memory(config: DictConfig) -> str:
     shape, actor = known_shape(config.recipe.model_path), config.actor_rollout_ref.actor
     if shape is None:
         return "unknown before the model is made"
-    told = (
+    text = (
         f"about {sizes.memory(config, shape) / 1e9:.1f} of {sizes.total_memory() / 1e9:.1f} GB, "
         f"{config.actor_rollout_ref.rollout.dtype}"
     )
     tokens = f", micro-batches of {actor.ppo_max_token_len_per_gpu:,} tokens"
-    return told + (tokens if actor.use_dynamic_bsz else "")
+    return text + (tokens if actor.use_dynamic_bsz else "")
 
 
 def questions(report: dict[str, Any], setup: Setup) -> str:
@@ -178,12 +178,12 @@ def checkpoints(config: DictConfig, steps: int) -> str:
     # The best one may be among the others.
     kept = len(saved) - len(gone) + (1 if gone and config.recipe.keep_best else 0)
     most = kept + (1 if gone else 0)  # a new one is whole before an older one is deleted
-    told = f"{len(saved)}, one every {every} steps"
-    told += f", of which {kept} are kept" if gone else ""
+    text = f"{len(saved)}, one every {every} steps"
+    text += f", of which {kept} are kept" if gone else ""
     shape = known_shape(config.actor_rollout_ref.model.path)
     if shape is None:
-        return f"{told}; 12 bytes a parameter each"
+        return f"{text}; 12 bytes a parameter each"
     size = saved_bytes(Setup(config), shape)
-    told += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
+    text += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(Path(config.recipe.run_dir)) * 2**30
-    return told + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")
+    return text + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

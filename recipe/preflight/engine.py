@@ -1,4 +1,7 @@
-"""Rules about verl and its engines: settings that verl ignores, or rejects only much later."""
+"""Rules about verl and its engines: settings that verl ignores, or rejects only much later.
+
+Also those about attention, kernels, quantized rollouts and LoRA.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +13,15 @@ from recipe.algorithms import ADVANTAGES
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.shapes import known_shape
+from recipe.preflight import rules
+from recipe.preflight.estimate import LAYERS, adapted
 from recipe.preflight.rules import MODEL, REF, A, Check, R, Rule, Setup
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
-TENSOR_GPUS, DATA_GPUS = f"{R}.tensor_model_parallel_size", f"{R}.data_parallel_size"
+TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
 # Both are called through transformers' flash_attention_forward, which verl patches to divide a
 # sequence over ranks (verl/models/transformers/monkey_patch.py).
 FLASH = (None, "flash_attention_2", "flash_attention_3")  # None: verl takes flash_attention_2
-RANKS_OF = "data-parallel ranks (trainer.nnodes x trainer.n_gpus_per_node)"
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
@@ -44,31 +48,18 @@ def fixed_keys(s: Setup) -> Iterator[str]:
 
 def own_folder_of_checkpoints(s: Setup) -> Iterator[str]:
     """Checkpoints are saved in the run folder, where export and evaluation look for them."""
-    wanted = s.folder.checkpoints
-    if Path(s.trainer.default_local_dir).resolve() != wanted.resolve():
-        yield s.said(
+    folder = s.folder.checkpoints
+    if Path(s.trainer.default_local_dir).resolve() != folder.resolve():
+        yield s.message(
             "trainer.default_local_dir",
-            f"export and evaluation look for checkpoints in {wanted}. Leave the key alone and "
+            f"export and evaluation look for checkpoints in {folder}. Leave the key alone and "
             "choose the folder of the run with recipe.run_dir=...; for another disk make its "
             "checkpoints/ a link.",
         )
 
 
-def whole_checkpoints(s: Setup) -> Iterator[str]:
-    """Checkpoints have all that a resumed run needs."""
-    for key in (
-        f"{role}.checkpoint.{do}_contents" for role in (A, "critic") for do in ("save", "load")
-    ):
-        if lost := sorted({"model", "optimizer", "extra"} - set(s.get(key) or ())):
-            yield s.said(
-                key,
-                f"a resumed run would start without: {', '.join(lost)}. Keep model, optimizer and "
-                "extra.",
-            )
-
-
 FIXED: list[Check] = [
-    *(estimator, fixed_keys, own_folder_of_checkpoints, whole_checkpoints),
+    *(estimator, fixed_keys, own_folder_of_checkpoints),
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
@@ -102,19 +93,6 @@ SAMPLING: list[Check] = [
         f"greedy responses to a question are all equal. Set {R}.val_kwargs.temperature=1, or "
         f"{R}.val_kwargs.n=1.",
     ),
-    Rule(
-        f"{DATA_GPUS} recipe.rollout.request_seeds",
-        lambda s: s.rollout.data_parallel_size > 1 and not s.recipe.rollout.request_seeds,
-        "vLLM seeds all ranks of an engine alike, so two rollouts of a question could be the same. "
-        f"Set {DATA_GPUS}=1 (more engines, each with its own seed), or "
-        "recipe.rollout.request_seeds=true.",
-    ),
-    Rule(
-        f"{DATA_GPUS} {R}.val_kwargs.n",
-        lambda s: s.rollout.data_parallel_size > 1 and s.rollout.val_kwargs.n > 1,
-        "vLLM seeds all ranks of an engine alike, and validation has no request seeds, so two "
-        f"responses to a question could be the same. Set {DATA_GPUS}=1, or {R}.val_kwargs.n=1.",
-    ),
 ]
 
 
@@ -125,28 +103,27 @@ def engine_length(s: Setup) -> Iterator[str]:
     """The engine's limit holds the longest prompt and response."""
     key = f"{R}.max_model_len"
     if (s.rollout.max_model_len or 0) < s.needed:
-        yield s.said(
+        yield s.message(
             key,
             "it is less than data.max_prompt_length + data.max_response_length = "
             f"{s.longest}, so verl would silently cut responses. Set it to {s.needed} or more, "
             "shorten data.max_response_length, or set recipe.rollout.joint_limit=true.",
         )
     if s.get(again := f"{R}.engine_kwargs.vllm.max_model_len"):
-        yield s.said(again, f"it would replace the key that is checked. Set {key}.")
+        yield s.message(again, f"it would replace the key that is checked. Set {key}.")
 
 
 def token_limits(s: Setup) -> Iterator[str]:
     """A micro-batch of a dynamic size holds the longest prompt and response."""
     actor, ref = s.sequence_ranks("actor"), s.sequence_ranks("ref")
-    critic = s.config.critic.fsdp.ulysses_sequence_parallel_size
     for key, is_read, ranks in (
         (f"{A}.ppo_max_token_len_per_gpu", s.actor.use_dynamic_bsz, actor),
         (f"{R}.log_prob_max_token_len_per_gpu", s.rollout.log_prob_use_dynamic_bsz, actor),
         (f"{REF}.log_prob_max_token_len_per_gpu", s.ref.log_prob_use_dynamic_bsz, ref),
-        ("critic.ppo_infer_max_token_len_per_gpu", s.facts.critic, critic),
+        ("critic.ppo_infer_max_token_len_per_gpu", s.facts.critic, actor),
     ):
         if is_read and s.get(key) * ranks < s.longest:
-            yield s.said(
+            yield s.message(
                 key,
                 f"verl would stop at the first sequence of {s.longest} tokens "
                 "(data.max_prompt_length + data.max_response_length). Set it to "
@@ -159,13 +136,12 @@ def token_limits(s: Setup) -> Iterator[str]:
 
 def engine_gpus(s: Setup) -> Iterator[str]:
     """Engines divide the GPUs, and an engine is on one node or on whole nodes."""
-    node, gpus = s.trainer.n_gpus_per_node, s.engine_gpus
+    node, gpus = s.trainer.n_gpus_per_node, int(s.rollout.tensor_model_parallel_size)
     if s.gpus % gpus or (node % gpus and gpus % node):
-        yield s.said(
-            f"{TENSOR_GPUS} {DATA_GPUS}",
-            f"their product does not divide the {s.gpus} GPUs (trainer.nnodes x "
-            "trainer.n_gpus_per_node), or an engine would have parts of two nodes. Set it to a "
-            "divisor.",
+        yield s.message(
+            TENSOR_GPUS,
+            f"it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node), or "
+            "an engine would have parts of two nodes. Set it to a divisor.",
         )
 
 
@@ -173,7 +149,7 @@ def attention_heads(s: Setup) -> Iterator[str]:
     """The GPUs of an engine divide the model's attention heads."""
     shape = known_shape(s.recipe.model_path)
     if shape and shape.heads % s.rollout.tensor_model_parallel_size:
-        yield s.said(
+        yield s.message(
             TENSOR_GPUS,
             f"it does not divide the {shape.heads} attention heads of the model. Set it to a "
             "divisor.",
@@ -181,31 +157,16 @@ def attention_heads(s: Setup) -> Iterator[str]:
 
 
 def actor_rows(s: Setup) -> Iterator[str]:
-    """The rows of a mini-batch divide over the actor's ranks."""
-    if s.mini_rows % s.ranks:
-        yield s.said(
-            f"{A}.ppo_mini_batch_size {R}.n",
-            f"the {s.mini_rows} rows of a mini-batch do not divide over {s.ranks} {RANKS_OF}. Set "
-            "another mini-batch or number of GPUs.",
-        )
-
-
-def critic_rows(s: Setup) -> Iterator[str]:
-    """The rows of a critic's mini-batch divide over the actor's ranks, which are the critic's."""
-    critic, key = s.config.critic, "critic.fsdp.ulysses_sequence_parallel_size"
-    if s.critic and critic.ppo_mini_batch_size * s.rollout.n % s.ranks:
-        yield s.said(
-            f"critic.ppo_mini_batch_size {R}.n",
-            f"the rows of the critic's mini-batch do not divide over {s.ranks} {RANKS_OF}. Set "
-            "another mini-batch or number of GPUs.",
-        )
-    if s.facts.critic and s.get(key) != s.sequence_ranks():
-        yield s.said(
-            key,
-            f"the batch is distributed over the actor's {s.ranks} data-parallel ranks, and the "
-            "critic's mini-batches would have other rows. Leave the key alone: it follows the "
-            "actor's.",
-        )
+    """The rows of a mini-batch, also of the critic's, divide over the data-parallel ranks."""
+    for role in (A, *(["critic"] if s.critic else [])):
+        rows = s.get(f"{role}.ppo_mini_batch_size") * s.rollout.n
+        if rows % s.ranks:
+            yield s.message(
+                f"{role}.ppo_mini_batch_size {R}.n",
+                f"the {rows} rows of a mini-batch do not divide over {s.ranks} data-parallel ranks "
+                "(trainer.nnodes x trainer.n_gpus_per_node). Set another mini-batch or number of "
+                "GPUs.",
+            )
 
 
 def sequence_parallelism(s: Setup) -> Iterator[str]:
@@ -222,6 +183,13 @@ def sequence_parallelism(s: Setup) -> Iterator[str]:
                 f"{key}={ranks}: it does not divide the {s.gpus} GPUs (trainer.nnodes x "
                 "trainer.n_gpus_per_node). Set it to a divisor."
             )
+    key = "critic.fsdp.ulysses_sequence_parallel_size"
+    if s.facts.critic and s.get(key) != s.sequence_ranks():
+        yield s.message(
+            key,
+            f"the batch is distributed over the actor's {s.ranks} data-parallel ranks, and the "
+            f"critic's mini-batches would have other rows. Set it to {s.sequence_ranks()}.",
+        )
 
 
 def micro_batches(s: Setup) -> Iterator[str]:
@@ -246,7 +214,7 @@ def micro_batches(s: Setup) -> Iterator[str]:
 
 
 SIZES: list[Check] = [
-    *(engine_gpus, actor_rows, critic_rows, sequence_parallelism, micro_batches),
+    *(engine_gpus, actor_rows, sequence_parallelism, micro_batches),
     Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,
@@ -260,4 +228,94 @@ SIZES: list[Check] = [
         "mini-batches of padding. Set critic.ppo_mini_batch_size to a divisor of the batch.",
     ),
 ]
+# ------------------------------------------------------------------------- attention, kernels
+
+KERNELS = f"{MODEL}.fused_kernel_options.impl_backend"
+# (key, value, package that it needs, whether it needs a GPU)
+PACKAGES = (
+    (ATTENTION, None, "flash_attn", False),  # verl's default is flash_attention_2
+    (ATTENTION, "flash_attention_2", "flash_attn", False),
+    (ATTENTION, "flash_attention_3", "flash_attn_interface", False),
+    (f"{MODEL}.use_liger", True, "liger_kernel", True),
+    (KERNELS, "triton", "triton", True),
+    (KERNELS, "liger", "liger_kernel", True),
+    (f"{R}.quantization", "fp8", "", True),
+    (f"{R}.quantization", "torchao", "torchao", True),
+)
+
+
+def packages(s: Setup) -> Iterator[str]:
+    """Attention, kernels and quantization have their package and their device."""
+    for key, value, package, needs_gpu in PACKAGES:
+        if s.get(key) != value or (key == KERNELS and not s.model.use_fused_kernels):
+            continue
+        if needs_gpu and s.on_cpu:
+            yield s.message(f"{key} trainer.device", "its kernels need a GPU. Unset it.")
+        elif package and rules.is_missing(package):
+            yield s.message(
+                key,
+                f"it needs the package {package}, which is not installed. Install it "
+                "(requirements/README.md), or choose another: sdpa for attention, torch for fused "
+                "kernels.",
+            )
+
+
+STACK: list[Check] = [
+    packages,
+    Rule(
+        f"{A}.strategy trainer.device",
+        lambda s: s.actor.strategy == "fsdp" and s.on_cpu,
+        f"torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
+    ),
+]
+
+
+# ------------------------------------------------------------------------- LoRA
+
+TARGETS, EXCLUDED = f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"
+
+
+def layers(s: Setup) -> Iterator[str]:
+    """An adapter has layers, whose names are known."""
+    targets, excluded = s.get(TARGETS), s.get(EXCLUDED)
+    lists = [[] if targets == "all-linear" else targets, excluded or []]
+    if not s.model.lora_rank:
+        return
+    if not all(isinstance(names, list) for names in lists):
+        why = "text is a pattern for PEFT"
+    elif unknown := [str(name) for names in lists for name in names if name not in LAYERS]:
+        why = f"unknown are {', '.join(unknown)}"
+    elif not adapted(s):
+        why = "no layer is left"
+    else:
+        return
+    yield s.message(
+        f"{TARGETS} {EXCLUDED}", f"{why}. Set all-linear, or a list of {', '.join(LAYERS)}."
+    )
+
+
+LORA: list[Check] = [
+    layers,
+    Rule(
+        f"{MODEL}.lora.merge {MODEL}.lora_rank",
+        lambda s: bool(s.model.lora.merge) != bool(s.model.lora_rank),
+        "with LoRA the engine gets the weights with the adapter added, which is what is exported "
+        "and tested here; without it the key has no effect. Set "
+        f"{MODEL}.lora.merge=true together with {MODEL}.lora_rank, or neither.",
+    ),
+    Rule(
+        f"{MODEL}.lora_rank {A}.strategy",
+        lambda s: s.model.lora_rank and s.actor.strategy != "fsdp2",
+        f"LoRA is tested only with fsdp2. Set {A}.strategy=fsdp2.",
+    ),
+    Rule(
+        f"{MODEL}.lora_rank {A}.fsdp_config.model_dtype",
+        lambda s: (
+            s.model.lora_rank and s.actor.fsdp_config.model_dtype not in (None, "float32", "fp32")
+        ),
+        "verl would keep the adapter in the same 16 bits, in which most updates are lost. Set "
+        f"{A}.fsdp_config.model_dtype=fp32.",
+    ),
+]
+
 ENGINE: list[Check] = [*FIXED, *SAMPLING, engine_length, token_limits, *SIZES]

@@ -9,12 +9,13 @@ import math
 from typing import NamedTuple
 
 from recipe.config.shapes import Shape
-from recipe.preflight.lora import adapter_size
-from recipe.preflight.rules import Setup
+from recipe.preflight.rules import MODEL, Setup
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024
 MEAN_PROMPT = 200  # assumed
+# Linear layers of the decoders that `Shape` knows, by their names in transformers.
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Gpu(NamedTuple):
@@ -50,9 +51,19 @@ class Speed(NamedTuple):
 FAST, SLOW = Speed(0.36, 0.5, 0.5), Speed(0.15, 0.2, 15.0)
 
 
+def adapted(s: Setup) -> list[str]:
+    """Return the layers with a LoRA adapter."""
+    targets, excluded = (s.get(f"{MODEL}.{name}_modules") for name in ("target", "exclude"))
+    return [
+        x for x in (LAYERS if targets == "all-linear" else targets) if x not in (excluded or ())
+    ]
+
+
 def state_bytes(s: Setup, shape: Shape) -> dict[str, int]:
     """Return the bytes of one copy of the parameters, gradients and moments."""
-    adapter, critic = adapter_size(s, shape), shape.parameters * s.critic
+    rank = s.model.lora_rank
+    adapter = shape.adapter(rank, adapted(s)) if rank else 0
+    critic = shape.parameters if s.critic else 0
     trained = (adapter or shape.parameters) + critic
     parameters = shape.parameters + adapter + critic
     return {"parameters": 4 * parameters, "gradients": 4 * trained, "moments": 8 * trained}
@@ -141,9 +152,9 @@ class Estimate:
         tokens = self.responses * self.length
         forward = tokens * (2 * shape.parameters + attention) / rate
         weight_gradient = tokens * 2 * shape.parameters / rate
-        update = 4 * forward - weight_gradient * bool(s.model.lora_rank)
-        passes = 1 + bool(s.actor.use_kl_loss or s.algorithm.use_kl_in_reward)
-        values = (1 + 4 * s.actor.ppo_epochs) * forward * s.facts.critic
+        update = 4 * forward - (weight_gradient if s.model.lora_rank else 0)
+        passes = 2 if s.actor.use_kl_loss or s.algorithm.use_kl_in_reward else 1
+        values = (1 + 4 * s.actor.ppo_epochs) * forward if s.facts.critic else 0
         return {"log-probs": passes * forward, "update": s.actor.ppo_epochs * update + values}
 
     def step_seconds(self, speed: Speed) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Rules about the user's functions and modules, which run or are located before Ray starts."""
 
-import ast
 import dataclasses
 import hashlib
 import importlib.util
@@ -17,7 +16,7 @@ from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.preflight.data import paths_of
-from recipe.preflight.rules import Check, Setup, is_missing
+from recipe.preflight.rules import MODEL, Check, Setup, is_missing
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages whose version a run records anyway
 # (input of a function, key, value of the key with which a run computes it); otherwise it is None.
@@ -50,87 +49,58 @@ def trial(s: Setup) -> Iterator[str]:
             raise
         except Exception as error:  # whatever the user's function raises
             inputs = registry.facts(name).inputs
-            none = [
+            hints = [
                 f"{x} is None with {s.named(absent[x][0])}: set it to {shown(absent[x][1])}. "
                 for x in inputs
                 if x in absent
             ]
             yield (
                 f"{registry.key}={name}: a call on a trial batch of {2 * rows} responses failed: "
-                f"{type(error).__name__}: {error}. {''.join(none)}Correct the function, or set its "
-                f"arguments with recipe.{section}.arguments.NAME=VALUE."
+                f"{type(error).__name__}: {error}. {''.join(hints)}Correct the function, or set "
+                f"its arguments with recipe.{section}.arguments.NAME=VALUE."
             )
             return  # a failed advantage would fail again under the weights
 
 
 def own_modules(s: Setup) -> Iterator[str]:
-    """Modules named by path exist and define their class; verl imports them in processes of Ray."""
-    manager, dataset = s.config.reward.reward_manager, s.data.custom_cls
-    if manager.source == "importlib":
-        place = str(manager.module.path)
-        yield from undefined("reward.reward_manager.module.path", place, manager.name)
-    module, _, name = str(s.get(LOOP)).rpartition(".")
-    yield from undefined(LOOP, module or name, name)
-    if dataset.path:
-        yield from undefined("data.custom_cls.path", str(dataset.path), dataset.name or "")
-    for module in paths_of(s.model.external_lib):
-        yield from undefined("actor_rollout_ref.model.external_lib", module)
-
-
-def undefined(key: str, place: str, name: str = "") -> Iterator[str]:
-    """Yield why the module at `place`, a dotted path or a file, does not define `name`.
-
-    The module is read and not imported, since it may import verl.
-    """
-    path, module = Path(place.removeprefix("file://")), place.removeprefix("pkg://")
-    if path.suffix != ".py":
-        if is_missing(module.replace("/", ".")):
+    """Modules and files of the user exist; verl imports them in processes of Ray."""
+    manager = s.config.reward.reward_manager
+    places = {
+        LOOP: str(s.get(LOOP)).rpartition(".")[0],
+        "data.custom_cls.path": s.data.custom_cls.path,
+        "reward.reward_manager.module.path": (
+            manager.module.path if manager.source == "importlib" else None
+        ),
+    }
+    places |= {f"{MODEL}.external_lib": module for module in paths_of(s.model.external_lib)}
+    for key, place in places.items():
+        module = str(place or "").removeprefix("pkg://").removeprefix("file://").replace("/", ".")
+        if not module:
+            continue
+        if module.endswith(".py"):
+            missing = not Path(str(place).removeprefix("file://")).is_file()
+        else:
+            missing = is_missing(module)
+        if missing:
             yield (
-                f"{key}={place}: there is no module {module}. Put the folder of its package into "
-                "the PYTHONPATH of recipe.train."
+                f"{key}={place}: no such module or file. Correct the path, or put the folder of "
+                "its package into the PYTHONPATH of recipe.train."
             )
-            return
-        found = importlib.util.find_spec(module.replace("/", "."))
-        path = Path((found and found.origin) or "")
-    elif not path.is_file():
-        yield f"{key}={place}: there is no such file. Correct the path."
-        return
-    try:
-        if path.suffix == ".py" and name and not defines(path.read_text("utf-8"), name):
-            yield f"{key}={place}: {name} is not defined there. Correct the name."
-    except (SyntaxError, UnicodeError) as error:
-        yield f"{key}={place}: not Python ({error}). Correct the file."
-
-
-def defines(source: str, name: str) -> bool:
-    """Return True if a module defines or imports `name`, or has an ``import *``."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case (
-                ast.ClassDef(name=own) | ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own)
-            ):
-                names.add(own)
-            case ast.Name(id=own, ctx=ast.Store()):
-                names.add(own)
-            case ast.alias(name=whole, asname=other):
-                names.add(other or whole)
-    return bool(names & {name, "*"})
 
 
 def own_functions(s: Setup) -> dict[str, str]:
     """Return {dotted path: its file's SHA-256} of the user's verifiers, advantage, weight, loss."""
-    named = [*(s.reward.verifiers or {}).values(), s.advantage]
-    named += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
-    found = {}
-    for path in map(str, named):
+    names = [*(s.reward.verifiers or {}).values(), s.advantage]
+    names += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
+    digests = {}
+    for path in map(str, names):
         module, _, _ = path.rpartition(".")
         if not module or module.partition(".")[0] in OURS or is_missing(module):
             continue
         spec = importlib.util.find_spec(module)
         file = Path((spec and spec.origin) or "")
-        found[path] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    return found
+        digests[path] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return digests
 
 
 FUNCTIONS: list[Check] = [trial, own_modules]

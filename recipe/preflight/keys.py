@@ -83,7 +83,7 @@ def chain(node: ast.AST) -> list[str]:
 
 def accesses(sources: Mapping[str, str]) -> dict[str, list[Access]]:
     """Return last name -> accesses of `sources` (file -> text); stores do not count."""
-    found: dict[str, list[Access]] = defaultdict(list)
+    by_name: dict[str, list[Access]] = defaultdict(list)
 
     def walk(node: ast.AST, file: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -92,23 +92,23 @@ def accesses(sources: Mapping[str, str]) -> dict[str, list[Access]]:
             if not isinstance(getattr(child, "ctx", None), ast.Store):
                 names = chain(child)
                 if len(names) > 1 and isinstance(child, ast.Attribute | ast.Subscript | ast.Call):
-                    found[names[-1]].append((tuple(names[:-1]), file, child.lineno))
+                    by_name[names[-1]].append((tuple(names[:-1]), file, child.lineno))
             walk(child, file)
 
     for file, text in sorted(sources.items()):
         walk(ast.parse(text), file)
-    return found
+    return by_name
 
 
-def reader(key: str, found: Mapping[str, list[Access]]) -> str | None:
+def reader(key: str, by_name: Mapping[str, list[Access]]) -> str | None:
     """Return ``file:line`` of the access that has most of the key's sections; None without any."""
     *sections, leaf = key.split(".")
     best, place = 0, None
-    for parents, file, line in found.get(leaf, ()):
+    for parents, file, line in by_name.get(leaf, ()):
         names = [section(name) for name in parents if name != "self"]
         score = 0
-        for name, wanted in zip(reversed(names), reversed(sections), strict=False):
-            if name not in (wanted, section(wanted)):
+        for name, key_section in zip(reversed(names), reversed(sections), strict=False):
+            if name not in (key_section, section(key_section)):
                 break
             score += 2
         own = not names and file.startswith("workers/config/")  # self of a section's class
@@ -161,8 +161,8 @@ def fixed(rows: Mapping[str, str]) -> dict[str, str]:
     for key, text in rows.items():
         for name in () if key.endswith("._target_") else accumulate(key.split("."), "{}.{}".format):
             texts[name].add(text)
-    found = {n: x.pop() for n, x in texts.items() if len(x) == 1 and min(x).startswith(FIXED)}
-    return {n: text for n, text in found.items() if n.rpartition(".")[0] not in found}
+    alike = {n: x.pop() for n, x in texts.items() if len(x) == 1 and min(x).startswith(FIXED)}
+    return {n: text for n, text in alike.items() if n.rpartition(".")[0] not in alike}
 
 
 def main() -> None:

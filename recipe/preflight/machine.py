@@ -1,4 +1,4 @@
-"""Rules about the machine: room on the disk, a port, GPUs, a key for wandb."""
+"""Rules about the machine: room on the disk, GPUs, memory, a key for wandb."""
 
 import netrc
 import os
@@ -12,41 +12,35 @@ from recipe.config import sizes
 from recipe.config.shapes import known_shape
 from recipe.preflight.engine import attention_heads
 from recipe.preflight.estimate import saved_bytes
-from recipe.preflight.rules import Check, Rule, Setup, is_missing
+from recipe.preflight.rules import A, Check, R, Rule, Setup, is_missing
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
 from recipe.run.model_files import unsupported_head
 
 LEAST_FREE = 1.0  # GiB
-WANDB = "api.wandb.ai"
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
 
 
 def room(s: Setup) -> Iterator[str]:
-    """The run folder can be written, and its disk has some room."""
-    run_dir = Path(s.recipe.run_dir)
+    """The run folder can be written, and its disk holds the first checkpoint."""
+    run_dir, shape = Path(s.recipe.run_dir).resolve(), known_shape(s.recipe.model_path)
     if reason := unwritable(run_dir):
         yield f"recipe.run_dir={run_dir}: cannot write there ({reason}). Choose another folder."
-    elif (free := host.free_gib(run_dir)) < LEAST_FREE:
+        return
+    needed = LEAST_FREE * 2**30
+    saves = s.trainer.save_freq > 0 and not tracked_step(Path(s.trainer.default_local_dir))
+    if shape and saves:  # the trainer checks the room of each later one
+        needed = max(needed, saved_bytes(s, shape))
+    if (free := host.free_gib(run_dir) * 2**30) < needed:
         yield (
-            f"recipe.run_dir={run_dir}: {free:.2f} GiB free there, and a run needs {LEAST_FREE}. "
-            "Free some room, or choose another folder."
-        )
-
-
-def home(s: Setup) -> Iterator[str]:
-    """HOME can be written: Ray and vLLM keep files there."""
-    folder = Path.home()
-    if reason := unwritable(folder):
-        yield (
-            f"HOME={folder}: cannot write there ({reason}), and Ray and vLLM keep files there. Set "
-            "HOME to a folder that you can write, and HF_HOME to the models and data you have."
+            f"recipe.run_dir={run_dir}: {free / 1e9:.1f} GB free there, and a checkpoint and the "
+            f"logs take {needed / 1e9:.1f} GB. Free some room, or choose another disk."
         )
 
 
 def ray(s: Setup) -> Iterator[str]:
-    """Ray answers at the address that is set."""
+    """Ray answers at the address that is set; Ray itself would try for 14 minutes."""
     key, variable = "ray_kwargs.ray_init.address", "RAY_ADDRESS"
     for name, address in ((variable, os.environ.get(variable)), (key, s.get(key))):
         if address and (reason := host.unreachable(address)):
@@ -56,31 +50,20 @@ def ray(s: Setup) -> Iterator[str]:
             )
 
 
-def port(s: Setup) -> Iterator[str]:
-    """A TCP port is free: Ray, gloo and vLLM each need some."""
-    try:
-        host.free_port()
-    except OSError as error:
-        yield (
-            f"no free TCP port on 127.0.0.1 ({error.strerror}), which Ray, gloo and vLLM need. "
-            f"{host.PORT_REMEDY[:1].upper()}{host.PORT_REMEDY[1:]}."
-        )
-
-
 def gpus(s: Setup) -> Iterator[str]:
     """A GPU run has its GPUs: Ray waits forever for resources that no node has."""
     # With RAY_ADDRESS the GPUs are those of a cluster, which this machine cannot count.
     if s.trainer.device != "cuda" or os.environ.get("RAY_ADDRESS"):
         return
-    wanted, found = s.trainer.n_gpus_per_node, gpu_count()
+    count = gpu_count()
     message = None
-    if found == 0:
+    if count == 0:
         message = (
             "trainer.device=cuda: this machine has no GPU that CUDA can use. machine=cpu runs on "
             "its cores (with a small model: the examples toy and toy_methods)."
         )
-    elif wanted > found:
-        message = f"trainer.n_gpus_per_node={wanted}: this machine has {found}. Set it to {found}."
+    elif s.trainer.n_gpus_per_node > count:
+        message = s.message("trainer.n_gpus_per_node", f"this machine has {count}. Set it to that.")
     if message and s.here:
         yield message
     elif message:
@@ -92,63 +75,33 @@ def cpu_memory(s: Setup) -> Iterator[str]:
     shape = known_shape(s.recipe.model_path)
     if s.trainer.device != "cpu" or shape is None:
         return
-    wanted, total = sizes.memory(s.config, shape), sizes.total_memory()
-    if wanted <= 0.95 * total:
+    needed, total = sizes.memory(s.config, shape), sizes.total_memory()
+    if needed <= 0.95 * total:
         return
-    fitting = sizes.fitting_tokens(s.config, shape)
-    if fitting < s.longest:
-        yield (
-            f"recipe.model_path={s.recipe.model_path}: about {wanted / 1e9:.0f} GB, and this "
-            f"machine has {total / 1e9:.0f} GB. Choose a smaller model, or GPUs (machine=gpu)."
-        )
+    tokens = sizes.fitting_tokens(s.config, shape)
+    if tokens < s.longest:
+        key, remedy = "recipe.model_path", "Choose a smaller model, or GPUs (machine=gpu)"
     elif s.actor.use_dynamic_bsz:
-        key = "ppo_max_token_len_per_gpu"
-        yield (
-            f"actor_rollout_ref.actor.{key}={s.actor[key]}: about {wanted / 1e9:.0f} GB, and this "
-            f"machine has {total / 1e9:.0f} GB. Unset it, or set at most {fitting}."
-        )
+        key, remedy = f"{A}.ppo_max_token_len_per_gpu", f"Set at most {tokens}"
     else:
-        key, most = "ppo_micro_batch_size_per_gpu", max(1, fitting // s.longest)
-        yield (
-            f"actor_rollout_ref.actor.{key}={s.actor[key]}: about {wanted / 1e9:.0f} GB, and this "
-            f"machine has {total / 1e9:.0f} GB. Set it to {most} or less, or set use_dynamic_bsz."
-        )
+        key, remedy = f"{A}.ppo_micro_batch_size_per_gpu", f"Set at most {tokens // s.longest}"
+    sizes_of = f"about {needed / 1e9:.0f} GB, and this machine has {total / 1e9:.0f} GB"
+    yield s.message(key, f"{sizes_of}. {remedy}.")
 
 
-def cpu_heads(s: Setup) -> Iterator[str]:
-    """The engine on a CPU supports the size of the model's attention heads."""
-    model, shape = s.recipe.model_path, known_shape(s.recipe.model_path)
-    if s.on_cpu and shape and (why := unsupported_head(shape.head_dim)):
-        yield f"recipe.model_path={model}: {why}. Choose another model, or GPUs (machine=gpu)."
-
-
-def cpu_precision(s: Setup) -> Iterator[str]:
-    """The processor multiplies the numbers of a large model's engine and passes."""
-    key, shape = "actor_rollout_ref.rollout.dtype", known_shape(s.recipe.model_path)
-    if s.trainer.device != "cpu" or not s.here or host.multiplies_bfloat16():
+def cpu_engine(s: Setup) -> Iterator[str]:
+    """The engine on a CPU supports the model's attention heads and a fast precision."""
+    shape = known_shape(s.recipe.model_path)
+    if not s.on_cpu or shape is None:
         return
-    large = shape is not None and shape.parameters >= sizes.LARGE
-    if large and (dtype := str(s.get(key))) not in ("float32", "fp32"):
-        yield (
-            f"{key}={dtype}: this processor has no instructions for it and would be about 40 times "
-            "slower than with float32. Leave it null."
-        )
-
-
-def first_checkpoint(s: Setup) -> Iterator[str]:
-    """The disk holds one checkpoint; the trainer checks the room of each later one."""
-    shape, run_dir = known_shape(s.recipe.model_path), Path(s.recipe.run_dir).resolve()
-    if shape is None or s.trainer.save_freq <= 0 or unwritable(run_dir):
-        return
-    if tracked_step(Path(s.trainer.default_local_dir)):
-        return
-    wanted = saved_bytes(s, shape)
-    free = host.free_gib(run_dir) * 2**30
-    if free < wanted:
-        yield (
-            f"recipe.run_dir={run_dir}: a checkpoint of {s.recipe.model_path} takes "
-            f"{wanted / 1e9:.0f} GB, and the disk has {free / 1e9:.0f} GB free. Free some room, or "
-            "choose another disk."
+    if why := unsupported_head(shape.head_dim):
+        yield s.message("recipe.model_path", f"{why}. Choose another model, or GPUs (machine=gpu).")
+    slow = s.here and shape.parameters >= sizes.LARGE and not host.multiplies_bfloat16()
+    if slow and str(s.rollout.dtype) not in ("float32", "fp32"):
+        yield s.message(
+            f"{R}.dtype",
+            "this processor has no instructions for it and would be about 40 times slower than "
+            "with float32. Leave it null.",
         )
 
 
@@ -160,7 +113,7 @@ def lacks_wandb_key(s: Setup) -> bool:
         return False
     if os.environ.get("WANDB_API_KEY"):
         return False
-    server = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or WANDB
+    server = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or "api.wandb.ai"
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:  # `wandb login` writes the key there
         return netrc.netrc(str(path)).authenticators(server) is None
@@ -169,22 +122,13 @@ def lacks_wandb_key(s: Setup) -> bool:
 
 
 MACHINE: list[Check] = [
+    *(room, ray, gpus, cpu_memory, cpu_engine, attention_heads),
     Rule(
         "trainer.logger",
         # verl imports them last
         lambda s: any(x in s.trainer.logger and is_missing(x) for x in LOGGERS),
         "its package is not installed here. Install it, or choose another logger.",
     ),
-    room,
-    home,
-    ray,
-    port,
-    gpus,
-    cpu_memory,
-    cpu_heads,
-    cpu_precision,
-    first_checkpoint,
-    attention_heads,
     Rule(
         "trainer.logger",
         lacks_wandb_key,

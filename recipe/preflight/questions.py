@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,28 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 
 from prompt_aug.base.files import read_json
+from prompt_aug.extraction import extraction
+from prompt_aug.grading.pool import GraderError
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import (
     SHOWN_ERRORS,
     Question,
     QuestionError,
+    count_repeats,
     read_parquet,
+    to_row,
     write_parquet,
 )
 from prompt_aug.templates.rendering import Overlong, tag_opened_twice
 from prompt_aug.turns import control_token
 from prompt_aug.typed import shown
+from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
 from recipe.preflight.data import limited, paths_of, too_few
 from recipe.preflight.rules import Setup
-from recipe.preflight.sources import check_verifiers, counts_of, samples_of, weighted
 from recipe.run.folder import RunFolder
 
+WEIGHTS, VERIFIERS = "recipe.source_weights", "recipe.reward.verifiers"
 TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn
 
 
@@ -36,11 +42,11 @@ TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that
 class Split:
     """Questions of training or validation, and their record in data/manifest.json.
 
-    `whole` are those before the rows of training are repeated or chosen.
+    `available` are those before the rows of training are repeated or chosen.
     """
 
     questions: list[Question]
-    whole: list[Question]
+    available: list[Question]
     record: dict[str, Any]
     samples: list[int] | None = None  # of each question, in validation
 
@@ -53,7 +59,7 @@ def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[s
     train = training(config, prompts, tokenizer)
     test = validation(config, prompts, tokenizer, {q.uid for q in train.questions})
     record = {"train": train.record, "test": test.record}
-    record["verifiers"] = check_verifiers(config, [*train.whole, *test.whole])
+    record["verifiers"] = check_verifiers(config, [*train.available, *test.available])
     folder = RunFolder(Path(config.recipe.run_dir))
     for name, key, split in (("train", "train_files", train), ("test", "val_files", test)):
         rows = [dataclasses.replace(question, split=name) for question in split.questions]
@@ -78,8 +84,8 @@ def training(config: DictConfig, prompts: Prompts, tokenizer: Any) -> Split:
     record = {"questions": len(kept)}
     rows, rephrasings = fit_rephrasings(kept, too_long, config)
     rows = only_question(weighted(rows, config.recipe.source_weights), config)
-    if found := list(too_few(len(rows), setup)):
-        raise ConfigError("\n".join(found))
+    if errors := list(too_few(len(rows), setup)):
+        raise ConfigError("\n".join(errors))
     record["steps_per_epoch"] = limited(len(rows), setup) // setup.batch
     return Split(rows, kept, record | rephrasings | recorded(config, "train", rows, rows, dropped))
 
@@ -155,16 +161,16 @@ def read_rows(path: str, key: str) -> list[Question]:
 def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if a text of one contains a special token."""
     questions, count = read_rows(path, key), int(config.recipe.rephrasings.count)
-    found = []
+    errors = []
     for row, question in enumerate(questions):
         system = question.system if config.recipe.augment.system == "row" else None
         texts = (question.text, system or "", *question.rephrasings[:count])
         if token := control_token(texts, tokenizer):
-            found.append(f"row {row} (question {question.uid}): {token}")
-    if found:
+            errors.append(f"row {row} (question {question.uid}): {token}")
+    if errors:
         raise ConfigError(
             f"data.{key}={path}: a special token of the tokenizer could end its turn "
-            f"(found: {len(found)}): {', '.join(found[:SHOWN_ERRORS])}. Rewrite or drop them."
+            f"(found: {len(errors)}): {', '.join(errors[:SHOWN_ERRORS])}. Rewrite or drop them."
         )
     return questions
 
@@ -254,14 +260,14 @@ def only_question(questions: list[Question], config: Any) -> list[Question]:
 
     ``recipe.one_question`` is its uid, or its row number from 0 among those that fit.
     """
-    wanted = config.recipe.one_question
-    if wanted is None:
+    chosen = config.recipe.one_question
+    if chosen is None:
         return questions
     for i, question in enumerate(questions):
-        if question.uid == wanted or (isinstance(wanted, int) and i == wanted):
+        if question.uid == chosen or (isinstance(chosen, int) and i == chosen):
             return [question] * int(config.data.train_batch_size)
     raise ConfigError(
-        f"recipe.one_question={wanted}: no such question. Give the uid or the row number of one of "
+        f"recipe.one_question={chosen}: no such question. Give the uid or the row number of one of "
         f"the {len(questions)} in data.train_files."
     )
 
@@ -274,16 +280,16 @@ def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> No
     """
     if not (shared := [question for question in questions if question.uid in trained]):
         return
-    told = f"{len(shared)} of {len(questions)} questions are also in data.train_files"
+    overlap = f"{len(shared)} of {len(questions)} questions are also in data.train_files"
     guarded = s.recipe.guard.action == "stop"
     best = s.recipe.keep_best in {f"val/{question.source}/accuracy" for question in shared}
     if (best or guarded) and s.recipe.one_question is None:
         key, off = ("guard.action", "warn") if guarded else ("keep_best", "null")
         raise ConfigError(
-            f"{s.named(f'recipe.{key}')}: needs held-out accuracy, and of data.val_files {told}. "
-            f"Remove them from one of the files, or set recipe.{key}={off}."
+            f"{s.named(f'recipe.{key}')}: needs held-out accuracy, and of data.val_files "
+            f"{overlap}. Remove them from one of the files, or set recipe.{key}={off}."
         )
-    print(f"data.val_files: {told}; their accuracy is not held out")
+    print(f"data.val_files: {overlap}; their accuracy is not held out")
 
 
 def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
@@ -293,3 +299,91 @@ def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
         for q, more in ((q, (q.system, q.row if rows else None)) for q in questions)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------- data sources
+
+
+def weighted(questions: Sequence[Question], weights: Mapping[str, float] | None) -> list[Question]:
+    """Return the rows of an epoch, in which each source has its share of `weights`.
+
+    Every question occurs at least once. Counts within a source differ by at most one. The questions
+    of the source with the most questions per weight occur once. verl shuffles the rows.
+    """
+    if not weights:
+        return list(questions)
+    sources: dict[str, list[Question]] = {}
+    for question in questions:
+        sources.setdefault(question.source, []).append(question)
+    if set(weights) != set(sources):
+        raise ConfigError(
+            f"{WEIGHTS}={shown(sorted(weights))}: the sources of data.train_files are "
+            f"{', '.join(sorted(sources))}. Give each a weight."
+        )
+    total = max(len(rows) / weights[name] for name, rows in sources.items())
+    counts = {name: round(total * weights[name]) for name in sources}
+    return [rows[i % len(rows)] for name, rows in sources.items() for i in range(counts[name])]
+
+
+def samples_of(rows: list[Question], n: int) -> tuple[list[Question], list[int] | None]:
+    """Return the validation questions, and if rows repeat them, the samples of each.
+
+    verl counts each row as a question, so the standard error would be too small.
+    """
+    counted = count_repeats(rows)
+    if len(counted) == len(rows):
+        return rows, None
+    print(
+        f"data.val_files: {len(rows)} rows hold {len(counted)} questions. Repeated rows count "
+        "as samples of one question."
+    )
+    return [question for question, _ in counted], [n * count for _, count in counted]
+
+
+def counts_of(questions: Iterable[Question]) -> dict[str, int]:
+    """Return the number of rows of each source."""
+    return dict(sorted(Counter(question.source for question in questions).items()))
+
+
+def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
+    """Call each verifier on the first row of its source; return their entries for the manifest.
+
+    The responses are the gold answer and the empty text. Raises ConfigError if a source has no row,
+    or if a call fails, as every call of the training would.
+    """
+    reward = config.recipe.reward
+    verifiers = verifiers_of(reward.verifiers, reward.verifier_limits)
+    first: dict[str, Question] = {}
+    for question in questions:
+        first.setdefault(question.source, question)
+    errors = []
+    try:
+        for source, path in verifiers.functions.items():
+            if source not in first:
+                errors.append(
+                    f"{VERIFIERS}.{source}={path}: no row of data.train_files or data.val_files "
+                    f"has the data_source {source}. Use one of {', '.join(first)}."
+                )
+                continue
+            row = verifier_row(to_row(first[source]))
+            for response in (first[source].answers[0], ""):
+                graded = verifiers.grade(response, row, extraction(reward.extraction))
+                if graded.status not in ("correct", "wrong"):
+                    errors.append(_failure(source, path, response, graded))
+                    break
+        record = verifiers.record(set(first))
+    except GraderError as error:
+        raise ConfigError(str(error)) from error
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return record
+
+
+def _failure(source: str, path: str, response: str, graded: Verified) -> str:
+    limited = graded.status == "timeout" or "memory" in graded.detail
+    more = ", or raise recipe.reward.verifier_limits" if limited else ""
+    return (
+        f"{VERIFIERS}.{source}={path}: on the first row of {source} with the response "
+        f"{response[:60]!r} it ends with {graded.status} ({graded.detail}). Correct the "
+        f"function{more}."
+    )

@@ -81,10 +81,10 @@ def own_folder(s: Setup) -> Iterator[str]:
     of_a_run = (root / LOCK, folder.metrics, folder.fork)
     if not root.is_dir() or any(path.exists() for path in of_a_run):
         return
-    other = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
-    if other:
+    files = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
+    if files:
         yield (
-            f"recipe.run_dir={root}: the folder is not empty and holds no run ({sorted(other)[0]} "
+            f"recipe.run_dir={root}: the folder is not empty and holds no run ({sorted(files)[0]} "
             "is there). Choose a new folder."
         )
 
@@ -145,7 +145,7 @@ def steps_are_free(s: Setup) -> bool:
     return all(
         optim.lr_scheduler_type == "constant"
         and not (optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0)
-        for optim in [s.actor.optim, *([s.config.critic.optim] * s.critic)]
+        for optim in [s.actor.optim, *([s.config.critic.optim] if s.critic else [])]
     )
 
 
@@ -225,9 +225,9 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     folder = Path(trainer.default_local_dir)
     if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
         take_checkpoint(Path(trainer.resume_from_path), folder, config)
-    told = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
+    repaired = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
     restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
-    return [*told, *restored, *divide_checkpoint(config)]
+    return [*repaired, *restored, *divide_checkpoint(config)]
 
 
 def divide_checkpoint(config: DictConfig) -> list[str]:
@@ -236,13 +236,13 @@ def divide_checkpoint(config: DictConfig) -> list[str]:
     ranks, step = trainer.nnodes * trainer.n_gpus_per_node, checkpoints.tracked_step(folder)
     if not step:
         return []
-    whole = checkpoints.step_folder(folder, step)
-    saved = checkpoints.saved_ranks(whole / "actor")
+    checkpoint = checkpoints.step_folder(folder, step)
+    saved = checkpoints.saved_ranks(checkpoint / "actor")
     if saved in (None, ranks):
         return []
     # The actor last: its number of ranks is the checkpoint's.
     for role, section in (("critic", "critic.fsdp"), ("actor", f"{A}.fsdp_config")):
-        path = whole / role
+        path = checkpoint / role
         if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue
         command = [sys.executable, "-m", "recipe.export.shards", str(path), str(ranks)]

@@ -66,9 +66,9 @@ class Setup:
         value = self.get(key)
         return key if isinstance(value, dict) else f"{key}={shown(value)}"
 
-    def said(self, keys: str, message: str) -> str:
+    def message(self, keys: str, text: str) -> str:
         """Return a message about keys, separated by spaces, with their values."""
-        return f"{' with '.join(map(self.named, keys.split()))}: {message}"
+        return f"{' with '.join(map(self.named, keys.split()))}: {text}"
 
     def is_built(self, path: str) -> bool:
         """Return True for a file of the toy world, which may not be made yet."""
@@ -148,11 +148,6 @@ class Setup:
         """Return the GPUs over which FSDP divides the states; others hold copies."""
         return fsdp_size if 0 < fsdp_size < self.gpus else int(self.gpus)
 
-    @property
-    def engine_gpus(self) -> int:
-        """GPUs of one engine."""
-        return int(self.rollout.tensor_model_parallel_size * self.rollout.data_parallel_size)
-
 
 Check = Callable[[Setup], Iterable[str]]
 
@@ -167,7 +162,7 @@ class Rule:
 
     def __call__(self, setup: Setup) -> Iterator[str]:
         if self.when(setup):
-            yield setup.said(self.keys, self.message)
+            yield setup.message(self.keys, self.message)
 
 
 def is_missing(module: str) -> bool:
@@ -179,19 +174,19 @@ def is_missing(module: str) -> bool:
 
 def messages(checks: Iterable[Check], setup: Setup) -> list[str]:
     """Return the messages of all checks, each once."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for check in checks:
         try:
-            found.update(dict.fromkeys(check(setup)))
+            texts.update(dict.fromkeys(check(setup)))
         except UserError as error:  # also BankError, of what a check reads
-            found[str(error)] = None
-    return list(found)
+            texts[str(error)] = None
+    return list(texts)
 
 
 def refuse(checks: Iterable[Check], setup: Setup) -> None:
     """Raise ConfigError with the messages of all checks, one a line."""
-    if found := messages(checks, setup):
-        raise ConfigError("\n".join(found))
+    if errors := messages(checks, setup):
+        raise ConfigError("\n".join(errors))
 
 
 def page(themes: dict[str, list[Check]]) -> str:

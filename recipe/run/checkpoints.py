@@ -87,7 +87,7 @@ def changed(paths: Iterable[Path]) -> str | None:
     torch.load does not compare them. This takes as long as torch.load, in several threads.
     """
 
-    def found(path: Path) -> str | None:
+    def check(path: Path) -> str | None:
         try:
             with zipfile.ZipFile(path) as archive:
                 part = archive.testzip()
@@ -96,7 +96,7 @@ def changed(paths: Iterable[Path]) -> str | None:
         return part and f"{part} in {path.name} differs from its checksum"
 
     with ThreadPoolExecutor(8) as threads:
-        return next(filter(None, threads.map(found, paths)), None)
+        return next(filter(None, threads.map(check, paths)), None)
 
 
 def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
@@ -128,11 +128,11 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     bad = {n: damage(step_folder(checkpoints, n), contents) for n in saved_steps(checkpoints)}
 
     def choose() -> int | None:
-        whole = [step for step, why in bad.items() if why is None]
-        if tracked in whole:
+        complete = [step for step, why in bad.items() if why is None]
+        if tracked in complete:
             return tracked
-        before = [step for step in whole if tracked is None or step < tracked]
-        return max(before or whole, default=None)
+        before = [step for step in complete if tracked is None or step < tracked]
+        return max(before or complete, default=None)
 
     while (chosen := choose()) is not None:
         files = step_folder(checkpoints, chosen).rglob("*.pt")
@@ -142,11 +142,11 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     if chosen is None:
         if not (checkpoints / TRACKER).exists():
             return [f"step {n} is not whole ({why}): starting over" for n, why in bad.items()]
-        found = "; ".join(f"step {n}: {why}" for n, why in bad.items())
-        said = f"names step {tracked}" if tracked is not None else "is there"
+        damages = "; ".join(f"step {n}: {why}" for n, why in bad.items())
+        state = f"names step {tracked}" if tracked is not None else "is there"
         raise ConfigError(
-            f"{checkpoints / TRACKER} {said}, but no whole checkpoint is left "
-            f"({found or f'no folder {CHECKPOINT}*'}). Put one back, choose another "
+            f"{checkpoints / TRACKER} {state}, but no whole checkpoint is left "
+            f"({damages or f'no folder {CHECKPOINT}*'}). Put one back, choose another "
             f"recipe.run_dir, or delete {checkpoints} to start from scratch"
         )
     if chosen == tracked:
@@ -218,9 +218,9 @@ def surplus(
     """
     if not last or tracked is None:
         return []
-    known = sorted(step for step in steps if step <= tracked)
-    kept = {*known[-last:], tracked, best}
-    return [step for step in known if step not in kept and not (every and step % every == 0)]
+    older = sorted(step for step in steps if step <= tracked)
+    kept = {*older[-last:], tracked, best}
+    return [step for step in older if step not in kept and not (every and step % every == 0)]
 
 
 def delete(checkpoints: Path, steps: Iterable[int]) -> None:

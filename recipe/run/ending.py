@@ -1,8 +1,6 @@
 """Report how a run ended: the first cause, what is saved, where to look, and how to resume."""
 
 import contextlib
-import errno
-import os
 import re
 import shlex
 import shutil
@@ -14,22 +12,20 @@ from omegaconf import DictConfig
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, is_held, read_json, write_json, write_text
 from recipe.run import checkpoints, folder, progress
-from recipe.run.console import RAY_PREFIX
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
-PRINTED_BY = re.compile(RAY_PREFIX.pattern + r"(?:ERROR \S+ \S+ \[[^\]]*\] )?")  # also vLLM's own
+# Ray's prefix of a line, as "(name pid=1, ip=1.2.3.4)", and vLLM's own.
+PRINTED_BY = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
 # Ray's description of a dead actor, a line each, below the first line of its error.
 ACTOR = re.compile(r"^\s+(class_name|pid|ip): (\S+)", re.MULTILINE)
 FULL = 2**26  # with fewer free bytes, any foreign error but a hang is taken for a full disk
-# What a full disk or quota raises: the system's words, and torch's where a part was written.
-FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "unexpected pos ")
 
 
-def record(run: folder.RunFolder, code: int, told: str) -> None:
+def record(run: folder.RunFolder, code: int, message: str) -> None:
     """Write logs/end.json. A killed run has none, because every start deletes it."""
-    with contextlib.suppress(OSError):  # a full disk, which `told` is about
-        write_json(run.end, {"code": code, "told": told})
+    with contextlib.suppress(OSError):  # a full disk, which the message is about
+        write_json(run.end, {"code": code, "message": message})
 
 
 def state_of(run: folder.RunFolder, *, done: bool, begun: bool) -> str:
@@ -86,29 +82,25 @@ def next_commands(config: DictConfig) -> str:
     here = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
     run = shlex.quote(str(here))
     own = shlex.quote(f"validation={folder.RunFolder(here).data('test')}")
-    asked = "" if config.eval.benchmarks else f" --benchmark {own}"
-    commands = (f"recipe.export {run}", f"eval.sweep {run}{asked}", f"eval.report {run}")
+    benchmark = "" if config.eval.benchmarks else f" --benchmark {own}"
+    commands = (f"recipe.export {run}", f"eval.sweep {run}{benchmark}", f"eval.report {run}")
     return "next:\n" + "\n".join(f"  python -m {command}" for command in commands)
 
 
 def explain(error: BaseException, config: DictConfig) -> str:
-    """Return the cause of a failed run, where to look and what to do; write logs/error.txt.
-
-    The free space is checked too: an error of a full disk may have other words.
-    """
+    """Return the cause of a failed run, where to look and what to do; write logs/error.txt."""
     run = folder.RunFolder(Path(config.recipe.run_dir))
     resume = how_to_go_on(config)
     if isinstance(error, UserError):
         return f"{own_words(error)}\n{resume}"
     if hung := progress.find(run.root, progress.HUNG):
         return f"{hung['why']}\n{resume}"
-    text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # a full disk
-        write_text(run.error, text)
-    if shutil.disk_usage(run.root).free < FULL or any(words in text for words in FULL_WORDS):
+        write_text(run.error, "".join(traceback.format_exception(error)))
+    if shutil.disk_usage(run.root).free < FULL:  # the words of such an error differ
         return (
-            f"the disk of {run.root}, or your quota there, is full: free some room, then start the "
-            f"same command again\n{resume}"
+            f"the disk of {run.root} is full: free some room, then start the same command again\n"
+            f"{resume}"
         )
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""
@@ -136,15 +128,15 @@ def first_cause(error: BaseException) -> str:
 
 def first_error(log: Path) -> str | None:
     """Return the last line of the first traceback of the last start in `log`, with its number."""
-    found: str | None = None
+    first: str | None = None
     inside = False
     with log.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            said = PRINTED_BY.sub("", line.rstrip())
+            text = PRINTED_BY.sub("", line.rstrip())
             if line.startswith(BEGINS):
-                found, inside = None, False
-            elif found is None and said.startswith("Traceback (most recent call last)"):
+                first, inside = None, False
+            elif first is None and text.startswith("Traceback (most recent call last)"):
                 inside = True
-            elif inside and RAISED.match(said):
-                found, inside = f"{said[:300]} (line {number})", False
-    return found
+            elif inside and RAISED.match(text):
+                first, inside = f"{text[:300]} (line {number})", False
+    return first

@@ -1,4 +1,4 @@
-"""GPUs, disk space, ports, Ray, and the path of the code of this machine.
+"""GPUs, disk space, Ray, and the path of the code of this machine.
 
 Standard library only, because the doctor uses it.
 """
@@ -12,25 +12,17 @@ from pathlib import Path
 from prompt_aug.base.places import nearest
 
 ROOT = Path(__file__).resolve().parents[2]  # of this checkout
-PORT_REMEDY = "stop what holds the ports, or widen net.ipv4.ip_local_port_range"
 
 
 def python_path(given: str) -> str:
     """Return a PYTHONPATH with which workers run this checkout's code, not the installed one's."""
-    others = (path for path in given.split(os.pathsep) if path not in ("", str(ROOT)))
-    return os.pathsep.join([str(ROOT), *others])
+    paths = (path for path in given.split(os.pathsep) if path not in ("", str(ROOT)))
+    return os.pathsep.join([str(ROOT), *paths])
 
 
 def free_gib(folder: Path) -> float:
     """Return the GiB free on the disk on which `folder` is or would be made."""
     return shutil.disk_usage(nearest(folder)).free / 2**30
-
-
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free now; raises OSError if there is none."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def gpus_here() -> int:

@@ -1,5 +1,8 @@
 """Progress of a training on the terminal: a line for each stage of its start and for each step.
 
+`diverted` sends the output of libraries to the run's log: verl, Ray and vLLM print thousands of
+lines at a start, from Python, from C++ and from child processes.
+
 The trainer is another process, perhaps on another node. It appends each finished stage to
 logs/start.jsonl of the run folder and each step's metrics to metrics.jsonl. The launching process
 reads both files and prints them.
@@ -7,7 +10,9 @@ reads both files and prints them.
 
 import contextlib
 import math
+import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -179,3 +184,33 @@ def follow(config: DictConfig, out: TextIO) -> Iterator[Callable[[str], None]]:
     finally:
         stop.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def diverted(log: Path) -> Iterator[TextIO]:
+    """Append the output of this process and its children to `log`; yield the standard output."""
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a closed pipe or file
+                stream.flush()
+
+    def restore(number: int, copy: int) -> None:
+        flush()  # into the log
+        os.dup2(copy, number)
+        os.close(copy)
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(log.open("ab"))
+        saved = {1: os.dup(1), 2: os.dup(2)}
+        for number, copy in saved.items():
+            stack.callback(restore, number, copy)
+        encoding = sys.stdout.encoding or "utf-8"
+        terminal = stack.enter_context(
+            open(saved[1], "w", encoding=encoding, errors="replace", closefd=False)
+        )
+        flush()  # to the terminal
+        for number in saved:
+            os.dup2(file.fileno(), number)
+        yield terminal

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.config import sizes
-from recipe.run import checkpoints, console, ending, environment, folder, processes, progress, stop
+from recipe.run import checkpoints, ending, environment, folder, processes, progress, stop
 
 POLL = 2.0  # seconds between two checks of Ray's head process
 SPARE_SLOTS = 8  # of Ray, for the task runner and other actors of a run
@@ -45,7 +45,7 @@ def run(config: DictConfig) -> None:
     environment.keep_wandb_run(folder.RunFolder(Path(run_dir)).wandb_run)
     try:
         with (
-            console.diverted(folder.RunFolder(Path(run_dir)).log) as out,
+            progress.diverted(folder.RunFolder(Path(run_dir)).log) as out,
             progress.follow(config, out) as say,
         ):
             end = partial(leave, Path(run_dir), say)

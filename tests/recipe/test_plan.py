@@ -13,8 +13,7 @@ from recipe import plan as command
 from recipe.config.compose import compose_config
 from recipe.config.shapes import shape_of
 from recipe.errors import ConfigError
-from recipe.preflight.estimate import GPUS, Estimate, Speed, saved_bytes
-from recipe.preflight.lora import LAYERS
+from recipe.preflight.estimate import GPUS, LAYERS, Estimate, Speed, saved_bytes
 from recipe.preflight.rules import Setup
 
 PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"

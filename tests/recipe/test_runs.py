@@ -36,13 +36,13 @@ def test_the_states(tmp_path: Path) -> None:
         ("failed", 1, 3),
     ):
         run = make(tmp_path / name, done=steps)
-        write_json(run.end, {"code": code, "told": ""})
+        write_json(run.end, {"code": code, "message": ""})
     run = make(tmp_path / "killed", done=2)
     run.logs.mkdir()
     run.start.write_text("")
     make(tmp_path / "older", done=2)  # made before logs/ was
     busy = make(tmp_path / "busy", done=4)
-    write_json(busy.end, {"code": 1, "told": ""})
+    write_json(busy.end, {"code": 1, "message": ""})
     with lock(busy.root):
         states = {name: row["state"] for name, row in rows(tmp_path).items()}
         assert states.pop("busy") == "running"

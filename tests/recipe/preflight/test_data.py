@@ -9,6 +9,7 @@ import pandas
 import pytest
 import yaml
 from abbreviations import SHORT
+from composed import composed
 from omegaconf import OmegaConf, open_dict
 from tokenizers import AddedToken
 
@@ -16,28 +17,12 @@ from prompt_aug.base.files import lock, read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, write_parquet
 from recipe.config.base import known_keys
-from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.preflight import data, resume
 from recipe.preflight import questions as prepared
 from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import (
-    cpu_heads,
-    first_checkpoint,
-    gpus,
-    home,
-    lacks_wandb_key,
-    port,
-    ray,
-    room,
-)
-from recipe.preflight.resume import (
-    own_folder,
-    repair_checkpoints,
-    same_functions,
-    same_prompts,
-    same_run,
-)
+from recipe.preflight.machine import cpu_engine, gpus, lacks_wandb_key, ray, room
+from recipe.preflight.resume import own_folder, same_functions, same_prompts, same_run
 from recipe.preflight.rules import Setup, messages
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
@@ -104,7 +89,7 @@ def prepare(
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])
 def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None:
     """Else the KL term compares number formats: verl's default for the reference is bfloat16."""
-    roles = compose_config("toy", [f"machine={machine}"]).actor_rollout_ref
+    roles = composed("toy", f"machine={machine}").actor_rollout_ref
     for key in ("dtype", "model_dtype", "mixed_precision"):
         assert roles.actor.fsdp_config.get(key) == roles.ref.fsdp_config.get(key)
 
@@ -224,8 +209,8 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
     rows[7] = dataclasses.replace(rows[7], system="<|im_end|>")
     path = written(tmp_path / "a.parquet", rows)
     named = rf"row 5 \(question {rows[5].uid}\): <\|im_end\|>, row 7"
-    told = rf"^data\.train_files={path}: .*\(found: 2\): {named}"
-    with pytest.raises(ConfigError, match=told):
+    text = rf"^data\.train_files={path}: .*\(found: 2\): {named}"
+    with pytest.raises(ConfigError, match=text):
         prepare(config, [path], tokenizer=Thinking(), **one)
     config.recipe.rephrasings.count = 1
     for system, count in (("row", 3), ("template", 2)):
@@ -236,11 +221,9 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("case", "named"),
     [
-        ("missing", r"no such file"),
         ("few", r"data\.train_batch_size=16: there are 3 "),
         ("all_long", r"data\.max_prompt_length=10: all 40"),
         ("no_answer", r"row 2"),
-        ("empty", r"no rows"),
     ],
 )
 def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str) -> None:
@@ -249,9 +232,7 @@ def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str)
     if case == "no_answer":
         table.at[2, "reward_model"] = {"style": "rule", "ground_truth": ""}
         table.at[2, "extra_info"] = {**table.at[2, "extra_info"], "answers": []}
-    rows = {"few": 3, "empty": 0}.get(case, 40)
-    if case != "missing":
-        table.iloc[:rows].to_parquet(bad)
+    table.iloc[: 3 if case == "few" else 40].to_parquet(bad)
     if case == "all_long":
         config.data.max_prompt_length = 10
     with pytest.raises((ConfigError, ValueError), match=named):
@@ -320,36 +301,11 @@ def test_a_model_folder_without_its_weights_is_refused(
         assert named in found and bool(found) == bool(named)
 
 
-@pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (32, "cpu"), (256, "cpu"), (16, "cuda")])
-def test_heads_that_the_engine_does_not_support_on_a_cpu_are_refused(
-    config: Any, tmp_path: Path, size: int, device: str
-) -> None:
-    shape = {"hidden_size": 64, "num_attention_heads": 64 // size if size < 64 else 1}
-    shape |= {"num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 8}
-    write_json(tmp_path / "config.json", shape | ({"head_dim": size} if size > 64 else {}))
-    config.recipe.model_path, config.trainer.device = str(tmp_path), device
-    found = list(cpu_heads(Setup(config)))
-    assert bool(found) == (size == 16 and device == "cpu")
-    assert all(text.startswith("recipe.model_path=") and "32, 64" in text for text in found)
-
-
-def test_a_model_folder_without_a_usable_tokenizer_is_refused(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has lost its tokenizer, or has one with code of its own: transformers would ask here."""
+def test_a_model_folder_without_a_usable_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     config.actor_rollout_ref.model.path = str(tmp_path)
     with pytest.raises(ConfigError, match=r"recipe\.model_path=.* gives no token"):
         data.load_tokenizer(config)
-    prompted: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda text: prompted.append(text) or "n")
-    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
-    own = {"auto_map": {"AutoTokenizer": ["tokens.Mine", None]}, "tokenizer_class": "Mine"}
-    write_json(tmp_path / "tokenizer_config.json", own)
-    (tmp_path / "tokens.py").write_text("raise SystemExit")
-    with pytest.raises(ConfigError, match=r"recipe\.model_path=.*: no tokenizer can be loaded"):
-        data.load_tokenizer(config)
-    assert prompted == []
 
 
 # ------------------------------------------------------------------------- resuming
@@ -408,7 +364,7 @@ def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
     record = run.checkpoint(1) / "actor" / "fsdp_config.json"
     record.parent.mkdir(parents=True)
     write_text(run.checkpoints / TRACKER, "1")
-    for saved, now, told in (
+    for saved, now, text in (
         ({"world_size": 4}, 2, True),
         ({"world_size": 2}, 2, False),
         ({"world_size": 4}, 4, False),  # all GPUs, as -1
@@ -417,7 +373,7 @@ def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
     ):
         write_json(record, {"FSDP_version": 2, **saved})
         found = list(same_run(changed(before, f"{size}{now}")))
-        assert len(found) == told
+        assert len(found) == text
         assert all(f"fsdp_size={now}: the checkpoint of as many" in text for text in found)
 
 
@@ -455,11 +411,23 @@ def test_the_fixed_and_free_names_are_of_keys() -> None:
     assert parts >= resume.FREE | resume.MICRO_BATCHES
 
 
-@pytest.mark.parametrize("content", [b"recipe: {", b"\xff", b"- a\n"])
-def test_a_run_folder_with_a_torn_record_is_refused(config: Any, content: bytes) -> None:
-    folder = begun(config, Path(config.recipe.run_dir))
-    folder.config.write_bytes(content)
-    assert str(folder.config) in "".join(same_run(Setup(config)))
+def test_a_folder_of_data_is_not_taken_for_a_run(config: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    setup = changed(config, f"recipe.run_dir={folder}")
+    assert list(own_folder(setup)) == []
+    folder.mkdir()
+    (folder / "slurm-17.log").touch()  # a job's, which begins before the training
+    (folder / ".requeues-17").touch()
+    assert list(own_folder(setup)) == []
+    (folder / "config.yaml").touch()  # as an example has it
+    assert "holds no run (config.yaml is there)" in "".join(own_folder(setup))
+    with lock(folder):  # a start
+        assert list(own_folder(setup)) == []
+    (folder / ".lock").unlink()  # a copy without hidden files
+    (folder / "metrics.jsonl").touch()
+    assert list(own_folder(setup)) == []
+    (folder / "config.yaml").write_bytes(b"recipe: {")  # truncated
+    assert str(folder / "config.yaml") in "".join(same_run(setup))
 
 
 def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_path: Path) -> None:
@@ -504,98 +472,13 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
     file.write_text("def check(response, gold, row): return 0.0\n")
     assert list(same_functions(own)) == []
     folder.metrics.write_text('{"step": 1}\n')
-    (told,) = same_functions(own)
-    assert "the file of rated.check, rated.mine has changed" in told
+    (text,) = same_functions(own)
+    assert "the file of rated.check, rated.mine has changed" in text
     write_json(folder.data_manifest, {})  # of an earlier version
     assert list(same_functions(own)) == []
 
 
-def test_a_tracker_without_its_checkpoint_is_refused(config: Any, tmp_path: Path) -> None:
-    config.trainer.default_local_dir = str(tmp_path)
-    assert repair_checkpoints(config) == []
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("50")
-    with pytest.raises(ConfigError, match="names step 50, but no whole checkpoint"):
-        repair_checkpoints(config)
-
-
 # ------------------------------------------------------------------------- the machine
-
-
-def test_room_and_ports(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(folder: Path) -> str:
-        return "".join(room(changed(config, f"recipe.run_dir={folder}")))
-
-    assert told(tmp_path) == ""
-    with monkeypatch.context() as patched:
-        patched.setattr("recipe.preflight.machine.LEAST_FREE", 1e9)
-        assert f"recipe.run_dir={tmp_path}: " in told(tmp_path)
-    (tmp_path / "file").write_text("")
-    assert f"recipe.run_dir={tmp_path}/file/run" in told(tmp_path / "file" / "run")
-    assert list(port(Setup(config))) == []
-
-    def refuse(*_: Any) -> None:
-        raise OSError(98, "Address already in use")
-
-    monkeypatch.setattr("socket.socket.bind", refuse)
-    assert "no free TCP port" in "".join(port(Setup(config)))
-
-
-def test_home_takes_files_and_ray_answers(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(Path(config.recipe.run_dir).parent))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert [*home(Setup(config)), *ray(Setup(config))] == []
-    monkeypatch.setenv("HOME", "/proc/nobody")  # takes no file, whoever asks
-    assert "".join(home(Setup(config))).startswith("HOME=/proc/nobody: cannot write there (")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*taken.getsockname())
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        assert f"RAY_ADDRESS={address}: no Ray there (Conn" in "".join(ray(Setup(config)))
-        taken.listen()
-        assert list(ray(Setup(config))) == []
-    with open_dict(config):
-        config.ray_kwargs.ray_init.address = address
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert "".join(ray(Setup(config))).startswith(
-        f"ray_kwargs.ray_init.address={address}: no Ray there"
-    )
-
-
-def test_a_folder_of_data_is_not_taken_for_a_run(config: Any, tmp_path: Path) -> None:
-    setup = changed(config, f"recipe.run_dir={tmp_path / 'new'}")
-    folder = tmp_path / "new"
-    assert list(own_folder(setup)) == []
-    folder.mkdir()
-    (folder / "slurm-17.log").touch()  # a job's, which begins before the training
-    (folder / ".requeues-17").touch()
-    assert list(own_folder(setup)) == []
-    (folder / "config.yaml").touch()  # as an example has it
-    assert "holds no run (config.yaml is there)" in "".join(own_folder(setup))
-    with lock(folder):  # a start
-        assert list(own_folder(setup)) == []
-    assert list(own_folder(setup)) == []
-    (folder / ".lock").unlink()  # a copy without hidden files
-    (folder / "metrics.jsonl").touch()
-    assert list(own_folder(setup)) == []
-
-
-def test_a_gpu_run_needs_its_gpus(
-    config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setup = changed(config, "trainer.device=cuda trainer.n_gpus_per_node=8")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for found, named in ((0, "trainer.device"), (4, "trainer.n_gpus_per_node=8"), (8, "")):
-        monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda found=found: found)
-        told = "".join(gpus(setup))
-        assert bool(told) is bool(named) and named in told
-        assert list(gpus(Setup(config))) == []  # machine=cpu
-    monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda: 0)
-    setup.here = False  # planned for another machine
-    assert list(gpus(setup)) == []
-    assert "note: not on this machine: trainer.device=cuda" in capsys.readouterr().err
-    setup.here = True
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert list(gpus(setup)) == []  # the GPUs of another cluster
 
 
 @pytest.mark.parametrize(
@@ -605,9 +488,9 @@ def test_a_gpu_run_needs_its_gpus(
         (f"{MATH_1B} trainer.save_freq=10", 18.4e9, False, True),
         (f"{MATH_1B} trainer.save_freq=10", 18.6e9, False, False),
         (f"{MATH_1B} trainer.save_freq=10", 18.4e9, True, False),  # the trainer checks later ones
-        (f"{MATH_1B} trainer.save_freq=-1", 1e9, False, False),
-        ("recipe.model_path=null trainer.save_freq=10", 1e9, False, False),
-        ("recipe.model_path=someone/a-model trainer.save_freq=10", 1e9, False, False),
+        (f"{MATH_1B} trainer.save_freq=-1", 2e9, False, False),
+        (f"{MATH_1B} trainer.save_freq=-1", 1e9, False, True),  # logs
+        ("recipe.model_path=someone/a-model trainer.save_freq=10", 2e9, False, False),
     ],
 )
 def test_the_disk_holds_the_first_checkpoint(
@@ -624,22 +507,86 @@ def test_the_disk_holds_the_first_checkpoint(
         saves.mkdir(parents=True)
         (saves / TRACKER).write_text("10")
     setup = changed(config, changes, f"trainer.default_local_dir={saves}")
-    assert bool(list(first_checkpoint(setup))) is refused
+    assert bool(list(room(setup))) is refused
 
 
-def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = changed(config, "trainer.logger=[console,wandb]")
+def test_a_run_folder_that_takes_no_file_is_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (text,) = room(changed(config, f"recipe.run_dir={tmp_path}/file/run"))
+    assert text.startswith(f"recipe.run_dir={tmp_path}/file/run: cannot write")
+
+
+def test_ray_answers(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert list(ray(Setup(config))) == []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*taken.getsockname())
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert f"RAY_ADDRESS={address}: no Ray there (Conn" in "".join(ray(Setup(config)))
+        taken.listen()
+        assert list(ray(Setup(config))) == []
+    with open_dict(config):
+        config.ray_kwargs.ray_init.address = address
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    (text,) = ray(Setup(config))
+    assert text.startswith(f"ray_kwargs.ray_init.address={address}: no Ray there")
+
+
+def test_a_gpu_run_needs_its_gpus(
+    config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup = changed(config, "trainer.device=cuda trainer.n_gpus_per_node=8")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for count, key in ((8, ""), (4, "trainer.n_gpus_per_node=8"), (0, "trainer.device=cuda")):
+        monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda count=count: count)
+        assert [text.partition(":")[0] for text in gpus(setup)] == ([key] if key else [])
+        assert list(gpus(Setup(config))) == []  # machine=cpu
+    setup.here = False  # planned for another machine
+    assert list(gpus(setup)) == []
+    assert "note: not on this machine: trainer.device=cuda" in capsys.readouterr().err
+    setup.here = True
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert list(gpus(setup)) == []  # the GPUs of another cluster
+
+
+@pytest.mark.parametrize(
+    ("variables", "entry", "lacks"),
+    [
+        ({}, None, True),
+        ({}, "example.com", True),
+        ({}, "api.wandb.ai", False),
+        ({"WANDB_BASE_URL": "https://example.com"}, "example.com", False),
+        ({"WANDB_MODE": "offline"}, None, False),
+        ({"WANDB_API_KEY": "k"}, None, False),
+    ],
+)
+def test_wandb_needs_a_key(
+    config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    entry: str | None,
+    lacks: bool,
+) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    netrc = tmp_path / "netrc"
-    monkeypatch.setenv("NETRC", str(netrc))
-    assert lacks_wandb_key(setup) and not lacks_wandb_key(Setup(config))
-    netrc.write_text("machine example.com login user password p\n")
-    assert lacks_wandb_key(setup)
-    netrc.write_text("machine api.wandb.ai login user password p\n")
-    assert not lacks_wandb_key(setup)
-    netrc.unlink()
-    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "k")):
-        with monkeypatch.context() as patched:
-            patched.setenv(name, value)
-            assert not lacks_wandb_key(setup)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if entry:
+        (tmp_path / "netrc").write_text(f"machine {entry} login user password p\n")
+    assert lacks_wandb_key(changed(config, "trainer.logger=[console,wandb]")) is lacks
+    assert not lacks_wandb_key(Setup(config))
+
+
+@pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (32, "cpu"), (16, "cuda")])
+def test_heads_that_the_engine_does_not_support_on_a_cpu_are_refused(
+    config: Any, tmp_path: Path, size: int, device: str
+) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 64 // size, "num_hidden_layers": 1}
+    write_json(tmp_path / "config.json", shape | {"intermediate_size": 8, "vocab_size": 8})
+    config.recipe.model_path, config.trainer.device = str(tmp_path), device
+    texts = list(cpu_engine(Setup(config)))
+    assert bool(texts) == (size == 16 and device == "cpu")
+    assert all(text.startswith("recipe.model_path=") and "32, 64" in text for text in texts)

@@ -6,7 +6,6 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recipe.config import show
-from recipe.config.base import base, known_keys
 from recipe.config.compose import compose_config, readable
 from recipe.errors import ConfigError
 
@@ -84,8 +83,8 @@ def test_all_keys_of_the_model_follow_verls(tmp_path: Path) -> None:
 @pytest.mark.config
 def test_the_difference_from_the_defaults() -> None:
     """One line a key; what is set to its default is not in it."""
-    told = show.with_sources("toy", ["recipe.seed=42", "recipe.weights.arguments.k=1"], True)
-    shown = dict(line.split("  # ")[0].strip().split("=", 1) for line in told.splitlines())
+    text = show.with_sources("toy", ["recipe.seed=42", "recipe.weights.arguments.k=1"], True)
+    shown = dict(line.split("  # ")[0].strip().split("=", 1) for line in text.splitlines())
     assert shown["data.train_batch_size"] == "16" and shown["recipe.weights.arguments.k"] == "1"
     assert not {"recipe.seed", "data.seed", "algorithm.adv_estimator"} & set(shown)
     assert len(shown) < 100 < len(show.with_sources("toy", []).splitlines())
@@ -105,25 +104,3 @@ def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
     with pytest.raises(ConfigError, match="augment"):
         show.notes("ta_grpo", ["method=prompt_aug"])
     assert len(show.notes("grpo", ["method=cispo"])) == 1  # a KL term, as its baseline has
-
-
-@pytest.mark.config
-def test_sources_are_shown_before_anything_else_was_composed() -> None:
-    base.cache_clear()
-    known_keys.cache_clear()
-    assert show.overruled("toy_methods", ["method=gspo", "recipe.seed=1"]) == {}
-
-
-def test_prompts_that_only_the_evaluation_needs_are_missed_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for example in ("toy", "ta_grpo", "prompt_aug"):
-        compose_config(example, [])
-        assert show.evaluation_prompts() == []
-    compose_config("cw_grpo", [])
-    (note,) = show.evaluation_prompts()
-    assert note.startswith("data/published/cw_grpo.json: missing") and "git clone" in note
-    (tmp_path / "data" / "published").mkdir(parents=True)
-    (tmp_path / "data" / "published" / "cw_grpo.json").touch()
-    assert show.evaluation_prompts() == []

@@ -67,8 +67,7 @@ def test_the_environment_of_the_first_steps_stays_on_record(
 def test_environment_names_versions_and_commit() -> None:
     recorded = environment.describe()
     assert recorded["packages"]["verl"] == "0.9.1"
-    assert recorded["packages"]["torch"].startswith("2.")
-    assert shlex.split(recorded["command"]) == sys.orig_argv
+    assert shlex.split(recorded["command"]) == sys.orig_argv  # of which recipe.fork reads it
 
 
 RUN, SCORED = RunFolder(Path("/run")), EvaluationFolder(Path("/run/eval/s/step_3"))
@@ -77,26 +76,16 @@ RUN, SCORED = RunFolder(Path("/run")), EvaluationFolder(Path("/run/eval/s/step_3
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        *((RUN.config, "config.yaml"), (RUN.prompts, "prompts.yaml")),
-        *((RUN.environment, "environment.json"), (RUN.metrics, "metrics.jsonl")),
+        # Files of runs and evaluations that exist: a new name would lose them.
+        *((RUN.config, "config.yaml"), (RUN.metrics, "metrics.jsonl")),
         *((RUN.data("train"), "data/train.parquet"), (RUN.data_manifest, "data/manifest.json")),
-        *((RUN.rollouts(3), "rollouts/step_3.jsonl"), (RUN.tensors(3), "tensors/step_3.npz")),
-        *((RUN.checkpoint(3), "checkpoints/global_step_3"), (RUN.exported(3), "hf/step_3")),
-        *((RUN.manifest(3), "hf/step_3/manifest.json"), (RUN.evaluation, "eval")),
-        *((RUN.metrics_before, "metrics.before.jsonl"), (RUN.report, "report")),
-        *((RUN.tensorboard, "tensorboard"), (RUN.wandb_run, ".wandb_run_id")),
-        (RUN.stop_request, ".stop"),
-        *((RUN.log, "logs/train.log"), (RUN.start, "logs/start.jsonl")),
-        *((RUN.end, "logs/end.json"), (RUN.error, "logs/error.txt")),
-        (RUN.export_lock(3), "hf/.locks/step_3"),
-        *((SCORED.settings, "eval/s/settings.json"), (SCORED.prompts, "eval/s/prompts.yaml")),
-        (SCORED.selection, "eval/s/selection.json"),
-        (SCORED.scores, "eval/s/step_3/scores.json"),
-        (SCORED.benchmark("b").grades, "eval/s/step_3/b/grades.jsonl"),
+        *((RUN.rollouts(3), "rollouts/step_3.jsonl"), (RUN.exported(3), "hf/step_3")),
+        *((RUN.checkpoint(3), "checkpoints/global_step_3"), (RUN.log, "logs/train.log")),
+        *((RUN.stop_request, ".stop"), (SCORED.settings, "eval/s/settings.json")),
         (SCORED.benchmark("b").samples("w"), "eval/s/step_3/b/samples-w.jsonl"),
     ],
 )  # fmt: skip
-def test_every_path_of_a_run_by_hand(path: Path, expected: str) -> None:
+def test_paths_by_hand(path: Path, expected: str) -> None:
     assert path == Path("/run") / expected
 
 

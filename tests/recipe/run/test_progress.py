@@ -3,6 +3,8 @@
 import inspect
 import io
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -68,7 +70,7 @@ def looked(run: Path, out: io.StringIO, *actions: Callable[[], None] | None) -> 
 
 
 def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> None:
-    told = looked(
+    text = looked(
         tmp_path,
         io.StringIO(),
         lambda: start(tmp_path),
@@ -78,7 +80,7 @@ def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> N
         lambda: progress.reached(tmp_path, progress.HUNG, why="not a stage"),
         lambda: step(tmp_path, 3, wall=150.0, **{"val/toy/x/accuracy": 0.91}),
     )
-    lines = told.splitlines()
+    lines = text.splitlines()
     assert [line.split(" (")[0] for line in lines[:4]] == [
         f"start {i}/4: {stage}" for i, stage in enumerate(progress.STAGES, start=1)
     ]
@@ -94,7 +96,7 @@ def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> N
         f"step 2/10: {numbers}, left 2 min 40 s",  # 8 steps of 20 s; the start is no step
         f"step 3/10: {numbers}, validation toy/x 0.910, left 3 min 30 s",  # 7 of (20 + 40) / 2
     ]
-    assert "\r" not in told
+    assert "\r" not in text
 
 
 def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
             step(tmp_path, number, wall=10.0 * number)
         start(tmp_path, after=2)
 
-    told = looked(
+    text = looked(
         tmp_path,
         io.StringIO(),
         None,
@@ -115,14 +117,14 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
         lambda: step(tmp_path, 3, wall=500.0),
         lambda: step(tmp_path, 4, wall=530.0),
     )
-    steps = [line for line in told.splitlines() if line.startswith("step")]
+    steps = [line for line in text.splitlines() if line.startswith("step")]
     assert [line.split(":")[0] for line in steps] == ["step 3/10", "step 4/10"]
     assert "left" not in steps[0] and steps[1].endswith("left 3 min 00 s")
-    assert "training after step 2: 10 steps" in told
+    assert "training after step 2: 10 steps" in text
 
 
 def test_on_a_terminal_steps_stay_and_the_current_work_is_rewritten(tmp_path: Path) -> None:
-    told = looked(
+    text = looked(
         tmp_path,
         Terminal(),
         None,
@@ -130,10 +132,10 @@ def test_on_a_terminal_steps_stay_and_the_current_work_is_rewritten(tmp_path: Pa
         lambda: step(tmp_path, 1, wall=90.0),
         lambda: step(tmp_path, 2, wall=110.0, **{"val/toy/accuracy": 0.91}),
     )
-    shown = [line.rpartition("\r\033[K")[2] for line in told.split("\n")]
+    shown = [line.rpartition("\r\033[K")[2] for line in text.split("\n")]
     assert [line.split(":")[0] for line in shown[-3:]] == ["step 1/10", "step 2/10", "step 3/10"]
-    assert "start: importing verl: 0 s so far\r\033[K" in told
-    assert told.endswith("step 3/10: 0 s so far")
+    assert "start: importing verl: 0 s so far\r\033[K" in text
+    assert text.endswith("step 3/10: 0 s so far")
 
 
 def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Path) -> None:
@@ -153,11 +155,6 @@ def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Pat
     ]
 
 
-def test_a_missing_number_is_shown_as_nan() -> None:
-    told = progress.step_line([{"step": 1}], 3)  # bypass mode computes no entropy
-    assert "entropy nan" in told and "tokens/s nan" in told
-
-
 def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
@@ -173,3 +170,28 @@ def test_verl_loads_the_checkpoint_after_the_engine() -> None:
     """The trainer reports the engine as loaded when verl begins to load the checkpoint."""
     setup = inspect.getsource(PPOTrainer._setup)
     assert setup.index("self.llm_server_manager:") < setup.index("self._load_checkpoint()")
+
+
+PROGRAM = """
+import contextlib, os, sys
+from pathlib import Path
+from recipe.run import progress
+
+with contextlib.suppress(KeyError), progress.diverted(Path(sys.argv[1])) as terminal:
+    print("from Python")
+    print("an error", file=sys.stderr)
+    os.write(1, b"from C\\n")
+    print("a step", file=terminal, flush=True)
+    raise KeyError
+print("after")
+"""
+
+
+def test_output_goes_to_the_log_and_an_error_gives_the_terminal_back(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("of an earlier start\n")
+    command = [sys.executable, "-c", PROGRAM, str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("a step\nafter\n", "")
+    lines = ["of an earlier start", "from Python", "an error", "from C"]
+    assert sorted(log.read_text().splitlines()) == sorted(lines)
