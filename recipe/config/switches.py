@@ -12,6 +12,7 @@ LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
 CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
 LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
 ALARMS = get_args(Alarm)
+MODE, ASYNCHRONOUS = "trainer.v1.trainer_mode", "recipe_colocate_async"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ SWITCHES = [
     Switch(f"{MODEL}.exclude_modules", f"{MODEL}.lora_rank"),
     Switch(f"{R}.cudagraph_capture_sizes", f"{R}.enforce_eager", (False,)),
     Switch("global_profiler", "global_profiler.steps"),
+    Switch("trainer.v1.colocate_async", MODE, (ASYNCHRONOUS,)),
     *(Switch(f"{role}.profiler", "global_profiler.steps") for role in (A, R, REF, "critic")),
     Switch("data.custom_cls.name", "data.custom_cls.path"),
     Switch("skip.rollout_tq", "skip.rollout_tq.enable"),

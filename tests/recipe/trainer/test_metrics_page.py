@@ -11,6 +11,7 @@ from rollout_batches import synthetic
 from recipe.algorithms.compute import shaped_rewards, weight_metrics
 from recipe.algorithms.covariance import covariance_metrics
 from recipe.trainer import metrics as statistics
+from recipe.trainer.asynchronous import staleness
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "recipe" / "README.md").read_text("utf-8")
@@ -75,6 +76,7 @@ def written() -> set[str]:
         **statistics.validation_metrics(["s"], ["u"], graded, {("s", "u"): 1}),
         **covariance_metrics(ones, ones),
         **weight_metrics(ones),
+        **staleness([[[0, 1]]], 1),
         **shaped_rewards(rollouts, {"enable": True, "floor": -1.0, "weight": 1.0})[1],
     }
     files = ("trainer.py", "question_stats.py", "saving.py")
