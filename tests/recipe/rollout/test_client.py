@@ -347,7 +347,7 @@ def generated(client_cls: type[LLMServerClient]) -> tuple[list[TokenOutput], Abo
     server = Aborting()
     balancer = Balancer({"a": server})
     config = OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"rollout": {"response_length": 4}}})
-    client = GroupedClient(client_cls(config, balancer))  # type: ignore[arg-type]
+    client = GroupedClient(client_cls(config, balancer))
 
     async def run() -> list[TokenOutput]:
         with client.group("g1"):
@@ -363,7 +363,7 @@ def generated(client_cls: type[LLMServerClient]) -> tuple[list[TokenOutput], Abo
 def test_an_aborted_request_is_continued_with_the_versions_of_its_tokens() -> None:
     outputs, server, balancer = generated(FullyAsyncLLMServerClient)
     assert [o.token_ids for o in outputs] == [[1, 2, 2, 2], [1, 1, 2, 2], [1, 1, 1, 2]]
-    assert [o.log_probs[0] + o.log_probs[3] for o in outputs] == [-1.5] * 3  # type: ignore[index]
+    assert [o.log_probs[0] + o.log_probs[3] for o in outputs] == [-1.5] * 3
     assert [o.extra_fields["versions"] for o in outputs] == [
         [(1, n), (2, 4 - n)] for n in (1, 2, 3)
     ]

@@ -117,7 +117,7 @@ def test_a_step_waits_only_for_its_own_groups(monkeypatch: pytest.MonkeyPatch) -
 def test_verl_trains_the_groups_that_finish_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap: fails when verl's asynchronous buffer keeps the order. Then delete ours."""
     theirs = replay_buffer.ReplayBufferAsync
-    waiting = {"max_off_policy_threshold": 3, "max_off_policy_strategy": "wait"}
+    waiting: dict[str, Any] = {"max_off_policy_threshold": 3, "max_off_policy_strategy": "wait"}
     lengths = [0, 9, 0, 9, *[0] * 20]
     batches, _, _ = trained(monkeypatch, lengths, 1, buffer_class=theirs, **waiting)
     assert not {1, 3} & set(batches[0])
@@ -171,7 +171,7 @@ def test_dynamic_sampling_keeps_the_order_and_the_window(
     """A third of the groups has no variance; the surviving ones are trained in the data order."""
     luck = random.Random(1)
     groups = [WRONG if luck.random() < 1 / 3 else MIXED for _ in range(600)]
-    more = {"groups": groups, "max_gen_batches": max_gen_batches}
+    more: dict[str, Any] = {"groups": groups, "max_gen_batches": max_gen_batches}
     batches, lags, queue = trained(monkeypatch, long_tail(600), 40, **more)
     order = [uid for batch in batches for uid in batch]
     assert order == sorted(set(order))
