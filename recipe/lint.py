@@ -38,7 +38,7 @@ ENGINES = {
     "model_engine": ("dp",),
     "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
     "trainer.use_v1": (True,),
-    "trainer.v1.trainer_mode": ("sync", "recipe_sync"),
+    "trainer.v1.trainer_mode": ("sync", "recipe_sync", "recipe_colocate_async"),
 }
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -39,15 +39,17 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
         notes = show.notes(example, overrides)
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
+        from recipe.preflight.algorithm import uncorrected
         from recipe.preflight.checks import check, prepare
         from recipe.preflight.dry_run import describe, rehearse
+        from recipe.preflight.rules import Setup
         from recipe.toy import build as toy
 
         prompts = check(config, here=not dry_run)
         if toy.is_missing(config) and not dry_run:  # before minutes of teaching
             with tempfile.TemporaryDirectory() as scratch:
                 rehearse(config, prompts, Path(scratch))
-    for why in notes:
+    for why in [*notes, *uncorrected(Setup(config))]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     if dry_run:
         print(describe(config, prompts))

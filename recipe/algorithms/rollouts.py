@@ -4,7 +4,7 @@ The trainer fills it (`recipe.trainer.batch`). Symbols: B responses, T tokens of
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class RolloutBatch:
     prompts: list[Tensor]  # token ids of the prompt it is trained under
     generated_under: list[Tensor]  # of the prompt it was generated under
     responses: list[Tensor]
+    versions: list[list[list[int]]] = field(default_factory=list)  # [weight version, tokens], ...
 
     def __len__(self) -> int:
         return len(self.keys)

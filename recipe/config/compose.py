@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from prompt_aug.typed import check_yaml, closest, shown
 from recipe.config.base import CONFIG, base, flat, is_in, known_keys, reading, search_path
 from recipe.config.sizes import set_sizes
-from recipe.config.verl import check_types, off_switch, unknown_key, wrong_values
+from recipe.config.verl import ASYNCHRONOUS, check_types, off_switch, unknown_key, wrong_values
 from recipe.errors import ConfigError
 from recipe.run.host import gpus_here
 
@@ -157,6 +157,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
         _check_keys(config, folder, given)
         _name_one_model(config, given)
         set_sizes(config)
+        _set_correction(config)
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
@@ -238,6 +239,14 @@ def _name_one_model(config: DictConfig, given: dict[str, str]) -> None:
             "two models. Set recipe.model_path alone, which verl's key follows."
         )
     config.actor_rollout_ref.model.path = config.recipe.model_path = path
+
+
+def _set_correction(config: DictConfig) -> None:
+    """Replace ``rollout_is=auto``: stale rollouts are corrected by token."""
+    correction = config.algorithm.rollout_correction
+    if correction.rollout_is == "auto":
+        stale = config.trainer.v1.trainer_mode == ASYNCHRONOUS and not correction.bypass_mode
+        correction.rollout_is = "token" if stale else None
 
 
 def _given(overrides: list[str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ KEYS = CONFIG.parent / "preflight" / "keys.yaml"
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
+MODE, ASYNCHRONOUS = "trainer.v1.trainer_mode", "recipe_colocate_async"
 # Losses that read clip_ratio; the first three also read clip_ratio_c.
 CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
 LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
@@ -86,6 +87,7 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
     (f"{MODEL}.lora_rank", (), MODEL, "lora_alpha target_modules exclude_modules"),
     (f"{R}.enforce_eager", (False,), R, "cudagraph_capture_sizes"),
     ("global_profiler.steps", (), "global_profiler", ""),
+    (MODE, (ASYNCHRONOUS,), "trainer.v1", "colocate_async"),
     *(("global_profiler.steps", (), role, "profiler") for role in (A, R, REF, "critic")),
     ("data.custom_cls.path", (), "data.custom_cls", "name"),
     ("skip.rollout_tq.enable", (), "skip.rollout_tq", ""),

@@ -117,6 +117,7 @@ TYPES: dict[str, Any] = {
     "rollout.dtype": Precision,
     "rollout.quantization": Literal["fp8", "torchao"] | None,
     "trainer.device": Literal["cpu", "cuda"],
+    "colocate_async.num_warmup_batches": Weight,
     "trainer.save_freq": OrNever,
     "trainer.test_freq": OrNever,
     "trainer.logger": Annotated[list[Logger], BeforeValidator(as_list)],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config.compose import one_line
-from recipe.config.verl import LOSSES
+from recipe.config.verl import ASYNCHRONOUS, LOSSES, MODE
 from recipe.preflight.data import paths_of
 from recipe.preflight.rules import ADVANTAGE, CORRECTION, LOSS, A, Check, R, Rule, Setup
 
@@ -155,7 +155,8 @@ REWARD: list[Check] = [
         f"recipe.rephrasings.ratio {CORRECTION}",
         lambda s: s.rephrasings and s.recipe.rephrasings.ratio == "anchored" and corrects(s),
         "the correction uses the engine's log-probabilities, which are under the rephrasing q^n, "
-        "in a ratio under q^0. Unset it, or set recipe.rephrasings.ratio=own.",
+        "in a ratio under q^0. Switch it off (rollout_is=null), or set "
+        "recipe.rephrasings.ratio=own.",
     ),
     Rule(
         f"{HISTORY} {FILTER}",
@@ -218,6 +219,16 @@ def lost_weights(s: Setup) -> Iterator[str]:
 def corrects(s: Setup) -> bool:
     """Return True if the engine's log-probabilities correct the ratios."""
     return bool(s.correction.bypass_mode or s.correction.rollout_is or s.correction.rollout_rs)
+
+
+def uncorrected(s: Setup) -> Iterator[str]:
+    """Note that stale rollouts are trained without a correction."""
+    if s.mode == ASYNCHRONOUS and not corrects(s):
+        yield s.message(
+            f"{CORRECTION}.rollout_is {MODE}",
+            "tokens of older weights are trained as if they were of the current ones. Leave the "
+            f"first key out, or set {CORRECTION}.rollout_is=token.",
+        )
 
 
 LOSS_RULES: list[Check] = [

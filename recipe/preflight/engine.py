@@ -13,6 +13,7 @@ from recipe.algorithms import ADVANTAGES
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.shapes import known_shape
+from recipe.config.verl import ASYNCHRONOUS, MODE
 from recipe.preflight import rules
 from recipe.preflight.estimate import LAYERS, adapted
 from recipe.preflight.rules import MODEL, REF, A, Check, R, Rule, Setup
@@ -58,8 +59,28 @@ def own_folder_of_checkpoints(s: Setup) -> Iterator[str]:
         )
 
 
+def trainer_mode(s: Setup) -> Iterator[str]:
+    """`trainer.v1.trainer_mode` is a trainer of this project, with keys that it reads."""
+    if s.mode not in ("recipe_sync", ASYNCHRONOUS):
+        yield s.message(
+            MODE,
+            "not a trainer of this project; engines on GPUs of their own (separate_async) are not "
+            f"supported yet. Set recipe_sync or {ASYNCHRONOUS}.",
+        )
+    if s.mode == ASYNCHRONOUS and s.data.gen_batch_size not in (None, 1):
+        yield s.message(
+            f"data.gen_batch_size {MODE}",
+            "no effect: this trainer requests single questions. Unset it.",
+        )
+    if s.mode == ASYNCHRONOUS and s.config.skip.rollout_tq.enable:
+        yield s.message(
+            f"skip.rollout_tq.enable {MODE}",
+            "recorded rollouts would lack the questions in flight. Set trainer_mode=recipe_sync.",
+        )
+
+
 FIXED: list[Check] = [
-    *(estimator, fixed_keys, own_folder_of_checkpoints),
+    *(estimator, fixed_keys, own_folder_of_checkpoints, trainer_mode),
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),

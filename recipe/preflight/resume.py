@@ -28,7 +28,8 @@ MESH = {"actor": f"{A}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"
 # settings marked as free (`recipe.config.settings`) and the parts of verl's keys below.
 FIXED = (
     *("recipe", "algorithm", "data", "reward", "skip", "critic", A, MODEL, REF),
-    *("trainer.critic_warmup", "trainer.device", f"{R}.engine_kwargs", f"{R}.val_kwargs"),
+    *("trainer.critic_warmup", "trainer.device", "trainer.v1"),
+    *(f"{R}.engine_kwargs", f"{R}.val_kwargs"),
     *(f"{R}.{name}" for name in ("n", "temperature", "top_k", "top_p", "seed", "dtype")),
     *(f"{R}.{name}" for name in ("max_model_len", "ignore_eos", "logprobs_mode", "quantization")),
     *(f"{R}.{name}" for name in ("quantization_config_file", "qat", "calculate_log_probs")),
@@ -59,6 +60,7 @@ SAVED = (
     *(f"{A}.strategy", f"{A}.optim.optimizer", f"{A}.optim.optimizer_impl"),
     *("critic.enable", "critic.model.path", "critic.strategy", "recipe.curriculum.value_model"),
     *("recipe.one_question", "recipe.source_weights", "algorithm.filter_groups.enable"),
+    "trainer.v1.trainer_mode",
     *(f"data.{name}" for name in ("train_files", "train_max_samples", "train_batch_size")),
     *(f"data.{name}" for name in ("gen_batch_size", "seed", "shuffle", "dataloader_num_workers")),
 )

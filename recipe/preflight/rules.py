@@ -52,6 +52,7 @@ class Setup:
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
         self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
         self.longest = config.data.max_prompt_length + config.data.max_response_length
+        self.mode = config.trainer.v1.trainer_mode
         self.needed = (  # tokens of a sequence in the engine
             config.data.max_prompt_length + 1 if self.recipe.rollout.joint_limit else self.longest
         )

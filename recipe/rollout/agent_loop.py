@@ -11,6 +11,9 @@ The engine's log-probabilities are under q^n; they are a diagnostic only, in no 
 """
 
 import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +26,7 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
 from prompt_aug.templates import Bank, Rendered
 from prompt_aug.turns import end_of_turn
+from recipe.errors import RolloutError
 
 EPOCH = "recipe_epoch"  # the column of a row's epoch, set by the trainer
 
@@ -65,6 +69,27 @@ def rollout_seed(seed: int, group: str, rollout: int) -> int:
     """
     digest = hashlib.blake2b(f"{seed}/{group}/{rollout}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def tokens_to_stop(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> int:
+    """Return the number of tokens up to the end of the first stop string; all without one.
+
+    The engine does not find a stop string that began before the request was aborted.
+    """
+
+    def stopped(count: int) -> bool:
+        text = tokenizer.decode(ids[:count], skip_special_tokens=False)
+        return any(stop in text for stop in stops)
+
+    return bisect_left(range(len(ids)), True, key=stopped)
+
+
+def cut_versions(versions: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+    """Return [weight version, tokens] of the parts of a response's first `length` tokens."""
+    ends = accumulate(tokens for _, tokens in versions)
+    parts = zip(versions, ends, strict=True)
+    cut = [[version, min(tokens, length - end + tokens)] for (version, tokens), end in parts]
+    return [part for part in cut if part[1] > 0]
 
 
 @register("prompt_augmentation")
@@ -118,8 +143,13 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 prompt_ids=generated_under,
                 sampling_params=params,
             )
+        if output.stop_reason == "aborted" and kwargs["extra_info"]["split"] == "train":
+            raise RolloutError("the engine aborted the request, and nothing continued it")
         ids = list(output.token_ids)[: self.response_length]
-        logprobs = list(output.log_probs)[: self.response_length] if output.log_probs else None
+        versions = output.extra_fields.get("versions", [])
+        if len(versions) > 1 and rendered.stop:
+            ids = ids[: tokens_to_stop(self.tokenizer, ids, rendered.stop)]
+        logprobs = list(output.log_probs)[: len(ids)] if output.log_probs else None
         limit = self.response_length
         if self.recipe.rollout.get("joint_limit"):
             limit = min(limit, int(self.rollout_config.max_model_len) - len(generated_under))
@@ -133,6 +163,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
             metrics=metrics,
             extra_fields={
                 **output.extra_fields,
+                "versions": cut_versions(versions, len(ids)),
                 "template": name,
                 "prefill": rendered.prefill,
                 "limit": limit,

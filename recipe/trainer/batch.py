@@ -134,6 +134,7 @@ def rollouts_of(
         prompts=rows["prompts"],
         generated_under=[torch.tensor(ids) if ids else prompt for ids, prompt in given],
         responses=rows["responses"],
+        versions=[e.get("versions", []) for e in extra],
     )
 
 

@@ -8,7 +8,7 @@ the driver and saved in the checkpoint. A step must not be its own history, so i
 its rewards were computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -26,8 +26,8 @@ class QuestionStats:
         self.history, self.curriculum = recipe.history, recipe.curriculum
         self.shortest: dict[str, int] = {}
         self.rates: dict[str, float] = {}
-        self.question_of: dict[str, str] = {}  # of the groups of this step
-        self.predicted: dict[str, float] = {}  # pass rates by the value model, of this step
+        self.question_of: dict[str, str] = {}  # of the groups in flight
+        self.predicted: dict[str, float] = {}  # pass rates of their questions, by the value model
 
     @property
     def candidates(self) -> int:
@@ -52,7 +52,7 @@ class QuestionStats:
         return chosen
 
     def fetch(self, groups: Sequence[str], questions: Sequence[str]) -> None:
-        """Record the question of each group of the step."""
+        """Record the question of each group that is requested."""
         self.question_of.update(zip(groups, questions, strict=True))
 
     def see_group(self, group: str, accuracy: float) -> None:
@@ -66,8 +66,11 @@ class QuestionStats:
         """Tokens of each question's shortest correct response in earlier steps, or None."""
         return [self.shortest.get(question) for question in questions]
 
-    def see_step(self, rollouts: RolloutBatch) -> dict[str, float]:
-        """Record a step and return metrics; call it after the rewards of the step were computed."""
+    def see_step(self, rollouts: RolloutBatch, in_flight: Collection[str] = ()) -> dict[str, float]:
+        """Record a step and return metrics; call it after the rewards of the step were computed.
+
+        `in_flight`: groups of later steps, which an asynchronous trainer has requested.
+        """
         metrics: dict[str, float] = {}
         if self.history.enable:
             rows = zip(rollouts.questions, rollouts.lengths, rollouts.accuracy, strict=True)
@@ -89,15 +92,21 @@ class QuestionStats:
                     for (_, question), mean in zip(asked, means, strict=True)
                 ]
                 metrics["curriculum/value_error"] = sum(errors) / len(errors)
-        self.question_of.clear()
-        self.predicted.clear()
+        self.question_of = {g: q for g, q in self.question_of.items() if g in in_flight}
+        later = set(self.question_of.values())
+        self.predicted = {q: rate for q, rate in self.predicted.items() if q in later}
         return metrics
 
     def state(self) -> dict[str, Any]:
         """The state for the checkpoint, as JSON."""
-        return {"shortest": dict(self.shortest), "pass_rates": dict(self.rates)}
+        state: dict[str, Any] = {"shortest": dict(self.shortest), "pass_rates": dict(self.rates)}
+        if self.question_of:
+            state |= {"question_of": dict(self.question_of), "predicted": dict(self.predicted)}
+        return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; checkpoints of older versions have none."""
         self.shortest = dict(state.get("shortest", {}))
         self.rates = dict(state.get("pass_rates", {}))
+        self.question_of = dict(state.get("question_of", {}))
+        self.predicted = dict(state.get("predicted", {}))

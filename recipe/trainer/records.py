@@ -34,6 +34,7 @@ def lines(
             "parts": rollouts.parts[i],
             "length": rollouts.lengths[i],
             "truncated": rollouts.truncated[i],
+            "versions": rollouts.versions[i],  # [version of the weights, tokens] of each part
             "status": rollouts.statuses[i],
         }
 

@@ -34,7 +34,7 @@ PREFIX = "dynamic_sampling/"
 
 
 class BoundedReplayBuffer(ReplayBuffer):
-    """verl's synchronous buffer; evicted groups stay in reserve until the step is complete.
+    """verl's buffer; evicted groups stay in reserve until the step is complete.
 
     `settings` is the section ``recipe.dynamic_sampling``, `group_size` the number of responses to
     a training question, `in_rounds` True for repeatable runs. `on_evicted` is called with the
@@ -76,7 +76,7 @@ class BoundedReplayBuffer(ReplayBuffer):
     def of(cls, built: ReplayBuffer, **own: Any) -> "BoundedReplayBuffer":
         """Create from the buffer that verl's trainer built, copying its settings."""
         names = inspect.signature(ReplayBuffer).parameters  # and attributes of the same names
-        return cls(**{name: getattr(built, name) for name in names}, **own)
+        return cls(**{name: getattr(built, name) for name in names} | own)
 
     def _start_step(self) -> None:
         self.generated = int(self.train_batch_size or 0)  # the trainer submits the first batch
@@ -175,7 +175,8 @@ class BoundedReplayBuffer(ReplayBuffer):
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
         """verl takes any groups of the step; here the first in the data order."""
-        return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
+        first = set(sorted(sampleable_keys)[:batch_size])
+        return super()._select_prompt_uids(partition_id, first, batch_size)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """verl's sampling; then clear the reserve and add the counts of the step."""

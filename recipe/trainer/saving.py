@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from prompt_aug.base.files import read_json, write_json
 from recipe.run import checkpoints, progress
@@ -22,8 +22,8 @@ from recipe.trainer import guard
 from recipe.trainer.liveness import Liveness
 
 
-class SavingTrainer(PPOTrainerSync):
-    """verl's synchronous trainer with complete checkpoints, retention and a graceful end.
+class SavingTrainer(PPOTrainer):
+    """Mixin over a trainer of verl: complete checkpoints, retention and a graceful end.
 
     A subclass adds JSON of its own to a checkpoint with `own_state` and `load_own_state`. It calls
     `end_step` with the metrics of a step, and `while_waiting` at every poll for rollouts.

@@ -15,14 +15,14 @@ _Runner: Any = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 class RecipeTaskRunner(_Runner):
-    """verl's task runner for ``recipe_sync``.
+    """verl's task runner for the trainers of this project.
 
     Overrides of verl:
       run   registers trainer and rollout server; rejects a second run on one Ray cluster
     """
 
     def run(self, config: DictConfig) -> None:
-        import recipe.trainer.trainer  # noqa: F401
+        import recipe.trainer.asynchronous  # noqa: F401
 
         progress.reached(Path(config.recipe.run_dir), "trainer process started")
         server.register()

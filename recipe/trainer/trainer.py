@@ -1,4 +1,4 @@
-"""The trainer: verl's synchronous V1 trainer with our advantages, epochs and run folder.
+"""The trainer: verl's V1 trainers with our advantages, epochs and run folder.
 
 Every subclass of a class of verl lists in its docstring what it overrides, and why;
 tests/recipe/test_overrides.py finds the subclasses and compares the lists with the code.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested
@@ -37,12 +38,24 @@ from recipe.trainer.saving import SavingTrainer
 from recipe.trainer.training_signal import signal_of
 
 
-@register_trainer("recipe_sync")
-class RecipeTrainer(SavingTrainer):
-    """``trainer.v1.trainer_mode=recipe_sync``.
+class RecipeMixin(SavingTrainer):
+    """Our trainer over one of verl's; `RecipeTrainer` and `recipe.trainer.asynchronous` choose it.
+
+    trainer_mode              recipe_sync                     recipe_colocate_async
+    verl's trainer            PPOTrainerSync                  PPOTrainerColocateAsync
+    in flight at a step       its own questions               and those of W more batches
+    the step ends             when all of them are finished   when the next batch of the data order
+                                                              is; the others are aborted and go on
+                                                              under the new weights
+    staleness (versions)      0                               at most W (verl's num_warmup_batches)
+    rollout correction        off                             token-level TIS
+    replay buffer             BoundedReplayBuffer             InOrderReplayBuffer
+    dynamic sampling          replacements in rounds          a replacement at once, for the window
+    data loader               a batch at a time               a question at a time
+    checkpoint                weights, data order             and the questions in flight
 
     Overrides of verl, beside those of `SavingTrainer`:
-      __init__               sets the trainer name on which verl branches; a float; adds our state
+      __init__               sets verl's name of the mode; a float; adds our state
       _build_replay_buffer   limits dynamic sampling; sets the polling interval (verl: 2 s)
       _fetch_one_gen_batch   adds the epoch and a group id that every run repeats; the curriculum
       _balance_batch         mini-batches that do not depend on which rollout finished first
@@ -57,13 +70,14 @@ class RecipeTrainer(SavingTrainer):
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
+    verl_mode = "sync"  # verl's name of the trainer, on which it branches
+    buffer_class = BoundedReplayBuffer
     use_critic: bool
     kl_ctrl_in_reward: Any = None  # verl sets it if that KL is configured
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # For verl any name other than "sync" means an asynchronous trainer.
-            config.trainer.v1.trainer_mode = "sync"
+            config.trainer.v1.trainer_mode = self.verl_mode
             # verl's triton kernels reject the integer of ``temperature=1``, in the first step.
             rollout = config.actor_rollout_ref.rollout
             rollout.temperature = float(rollout.temperature)
@@ -79,11 +93,13 @@ class RecipeTrainer(SavingTrainer):
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
-        bounded = BoundedReplayBuffer.of(
+        seeds = bool(self.config.recipe.rollout.request_seeds)
+        bounded = self.buffer_class.of(
             buffer,
             settings=self.config.recipe.dynamic_sampling,
             group_size=int(self.config.actor_rollout_ref.rollout.n),
-            in_rounds=bool(self.config.recipe.rollout.request_seeds),
+            train_batch_size=int(self.config.data.train_batch_size),
+            in_rounds=seeds and self.verl_mode == "sync",
             on_evicted=self.question_stats.see_group,
         )
         bounded.on_poll = self.while_waiting
@@ -193,6 +209,10 @@ class RecipeTrainer(SavingTrainer):
         """Seconds of training so far, including those before a resume."""
         return self.earlier_seconds + time.monotonic() - self.started
 
+    def in_flight(self) -> set[str]:
+        """Return the groups of later steps that are requested already."""
+        return set()
+
     def own_state(self) -> dict[str, Any]:
         return {
             "batches_fetched": self.batches_fetched,
@@ -219,6 +239,7 @@ class RecipeTrainer(SavingTrainer):
             step=self.global_steps,
             stats=self.question_stats,
             filled_groups=self.replay_buffer.filled_groups,
+            in_flight=self.in_flight(),
             kl_controller=self.kl_ctrl_in_reward,
             weight_logprobs=weight_logprobs,
             metrics=metrics,
@@ -274,3 +295,8 @@ class RecipeTrainer(SavingTrainer):
         return statistics.validation_metrics(
             data_sources, sample_uids, reward_extra_infos_dict, expected_acc_counts or {}
         )
+
+
+@register_trainer("recipe_sync")
+class RecipeTrainer(RecipeMixin, PPOTrainerSync):
+    """``trainer.v1.trainer_mode=recipe_sync``: a step waits for all rollouts of its batch."""

@@ -27,6 +27,7 @@ def signal_of(
     step: int,
     stats: QuestionStats,
     filled_groups: Collection[str],
+    in_flight: Collection[str] = (),
     kl_controller: Any,
     weight_logprobs: Tensor | None,
     metrics: dict,
@@ -63,7 +64,7 @@ def signal_of(
     metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
     metrics.update(statistics.rephrasing_metrics(rollouts, made.rewards_B))
     metrics.update(statistics.source_metrics(rollouts))
-    metrics.update({**made.metrics, **stats.see_step(rollouts)})
+    metrics.update({**made.metrics, **stats.see_step(rollouts, in_flight)})
     every = recipe.save_tensors_every
     if every and step % every == 0:
         arrays = records.arrays(rollouts, made.rewards_B, made.advantages_BT)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.run.stop import Limit, Watchdog
 from recipe.trainer.saving import SavingTrainer
@@ -18,7 +19,7 @@ class Loader:
         return {"position": self.position}
 
 
-class FakeTrainer(SavingTrainer):
+class FakeTrainer(SavingTrainer, PPOTrainerSync):
     """A run in `run_dir` after `step` steps; its own state is the number of fetched batches."""
 
     keep_last: int | None = None

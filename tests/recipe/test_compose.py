@@ -11,6 +11,8 @@ from recipe.config import compose
 from recipe.errors import ConfigError
 
 pytestmark = pytest.mark.config
+ASYNC = "trainer.v1.trainer_mode=recipe_colocate_async"
+CORRECTION = "algorithm.rollout_correction"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,30 @@ def test_a_wrong_override_is_refused_as_by_hydra(monkeypatch: pytest.MonkeyPatch
             texts.append(str(refused.value))
     assert texts[:3] == texts[3:]
     assert "Could not find 'method/gropo' Available options in 'method': balanced" in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "correction"),
+    [
+        ([], None),
+        ([ASYNC], "token"),
+        ([ASYNC, f"{CORRECTION}.rollout_is=null"], None),
+        ([ASYNC, f"{CORRECTION}.rollout_is=sequence"], "sequence"),
+        ([ASYNC, f"{CORRECTION}.bypass_mode=true"], None),
+        ([ASYNC, "trainer.v1.colocate_async.num_warmup_batches=2"], "token"),
+    ],
+)
+def test_stale_rollouts_are_corrected_by_default(
+    overrides: list[str], correction: str | None
+) -> None:
+    config = compose.compose_config("toy", overrides)
+    assert config.algorithm.rollout_correction.rollout_is == correction
+
+
+def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:
+    for value, told in (("1", "no effect with trainer.v1.trainer_mode=recipe_sync"), ("-1", "-1")):
+        with pytest.raises(ConfigError, match=told):
+            compose.compose_config("toy", [f"trainer.v1.colocate_async.num_warmup_batches={value}"])
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "method/mine.yaml"])

@@ -20,7 +20,7 @@ from verl.trainer.ppo import core_algos
 from recipe.config.compose import is_open
 from recipe.config.verl_types import KLType
 from recipe.preflight import checks, rules
-from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS
+from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
 from recipe.preflight.engine import ENGINE, STACK
 from recipe.preflight.estimate import LAYERS, adapted
 from recipe.preflight.rules import Check, Rule, Setup, messages
@@ -229,6 +229,15 @@ ALLOWED_ENGINE = [
 KERNELS = "{MODEL}.use_fused_kernels=true {A}.use_fused_kernels=true "
 KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
 ALLOWED_ENGINE += [KERNELS + "torch"]
+ASYNC = "trainer.v1.trainer_mode=recipe_colocate_async"
+ALLOWED_ENGINE += [ASYNC, f"{ASYNC} data.gen_batch_size=1 {FILTER}"]
+REFUSED += [
+    ("trainer.v1.trainer_mode=separate_async", "trainer_mode=separate_async recipe_colocate_async"),
+    (f"{ASYNC} data.gen_batch_size=4", "data.gen_batch_size=4 trainer.v1.trainer_mode"),
+    (f"{ASYNC} skip.rollout_tq.enable=true", "skip.rollout_tq.enable trainer.v1.trainer_mode"),
+    # The default in this mode; see test_compose.py.
+    (f"{ASYNC} {TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C} rollout_is=null"),
+]
 REFUSED += [  # optimizers, kernels, quantization
     (KERNELS + "triton", "need a GPU"),
     ("{A}.strategy=fsdp", "trainer.device=cpu {A}.strategy=fsdp2"),
@@ -266,6 +275,21 @@ def test_refused(toy: Any, changes: str, named: str) -> None:
 )
 def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
     assert told(toy, changes, theme) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        (ASYNC, 1),
+        (f"{ASYNC} {{C}}.rollout_is=token", 0),
+        (f"{ASYNC} {RS}token_k1", 0),
+        (f"{ASYNC} {{C}}.bypass_mode=true", 0),
+        ("", 0),
+    ],
+)
+def test_stale_rollouts_without_a_correction_are_noted(toy: Any, changes: str, notes: int) -> None:
+    """`toy` is composed without the mode, so its correction is off."""
+    assert len(told(toy, changes, [uncorrected])) == notes
 
 
 OWN = """

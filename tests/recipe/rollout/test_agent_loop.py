@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from prompt_aug.draw import draw
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, load_bank, render
+from recipe.errors import RolloutError
 from recipe.rollout.agent_loop import (
     EPOCH,
     PromptAugmentationAgentLoop,
@@ -79,8 +80,8 @@ def test_the_templates_of_a_mode(changes: dict, split: str, names: list[str]) ->
 class Engine:
     """Stands in for the engine's client: records the request, answers with given tokens."""
 
-    def __init__(self, ids: list[int]) -> None:
-        self.ids, self.requests = ids, []
+    def __init__(self, ids: list[int], stop_reason: str = "completed") -> None:
+        self.ids, self.stop_reason, self.requests = ids, stop_reason, []
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict):
         self.requests.append((request_id, prompt_ids, sampling_params))
@@ -88,7 +89,12 @@ class Engine:
             token_ids=self.ids,
             log_probs=[-0.5] * len(self.ids),
             num_preempted=None,
-            extra_fields={"min_global_steps": 3, "max_global_steps": 3},
+            stop_reason=self.stop_reason,
+            extra_fields={
+                "versions": [[3, 2], [4, 5]],
+                "min_global_steps": 3,
+                "max_global_steps": 3,
+            },
         )
 
 
@@ -156,7 +162,15 @@ def test_the_prefill_is_part_of_the_prompt_and_the_draw_is_returned(
     assert out.extra_fields["template"] == "open-r1-teacher"
     assert out.extra_fields["prefill"] == "<think>\n"
     assert out.extra_fields["min_global_steps"] == 3
+    assert out.extra_fields["versions"] == [[3, 2], [4, 1]]  # of the three tokens
     assert out.extra_fields["truncated"] is False
+
+
+def test_an_aborted_response_is_no_training_data() -> None:
+    """In a validation that is cut short it is graded as it is, and no metric reads it."""
+    with pytest.raises(RolloutError, match="aborted"):
+        asyncio.run(loop(Engine([5], "aborted")).run({}, uid="g", **row()))
+    assert asyncio.run(loop(Engine([5], "aborted")).run({}, uid="g", **row("test"))).response_ids
 
 
 def seeds(rows: list[tuple[str, dict[str, Any]]]) -> list[int | None]:

@@ -11,11 +11,12 @@ import pytest
 from omegaconf import OmegaConf
 from ray.exceptions import ActorDiedError, RayTaskError
 from verl.workers.rollout import replica
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from recipe.rollout.client import GroupedClient
+from recipe.rollout.agent_loop import cut_versions, rollout_seed, tokens_to_stop
+from recipe.rollout.client import GroupedClient, merged
 from recipe.rollout.server import Grouping
 
 
@@ -179,7 +180,8 @@ def test_cancelled_requests_leave_the_server_to_the_others(
         client = grouped(balancer)
         with client.group("g1"):
             waiting = [asyncio.ensure_future(request(client, 1, w)) for w in (1, 5)]
-            await asyncio.sleep(0)  # both wait for the load balancer
+            while not balancer.acquire_server.calls:  # then both wait for the load balancer
+                await asyncio.sleep(0)
             for one in waiting[:cancelled]:
                 one.cancel()
             results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -313,3 +315,89 @@ def test_a_request_has_only_arguments_of_verls_generate() -> None:
     two_groups(server)
     assert len(seen) == 5 and {"prompt_ids", "request_id"} <= set(seen[0])
     assert all(set(one) <= known for one in seen)
+
+
+# Requests that are aborted.
+
+
+class Aborting(Grouped):
+    """Aborts each request of version 1 after as many tokens as its prompt says; limit 4."""
+
+    def __init__(self) -> None:
+        super().__init__(7)
+        self.seeds: list[tuple[int, ...]] = []
+
+    async def _generate(
+        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        aborted, done = prompt_ids[0], len(prompt_ids) - 1
+        version = 1 if sampling_params["seed"] < 10 else 2
+        count = aborted if version == 1 else 4 - done
+        self.seeds.append((aborted, done, sampling_params["seed"]))
+        return TokenOutput(
+            token_ids=[version] * count,
+            log_probs=[-0.5 * version] * count,
+            stop_reason="aborted" if version == 1 else "completed",
+            extra_fields={"global_steps": version},
+        )
+
+
+def generated(client_cls: type[LLMServerClient]) -> tuple[list[TokenOutput], Aborting, Balancer]:
+    """The responses to three requests of a group, aborted after 1, 2 and 3 tokens."""
+    server = Aborting()
+    balancer = Balancer({"a": server})
+    config = OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"rollout": {"response_length": 4}}})
+    client = GroupedClient(client_cls(config, balancer))
+
+    async def run() -> list[TokenOutput]:
+        with client.group("g1"):
+            made = (
+                client.generate("g1", prompt_ids=[n], sampling_params={"seed": n})
+                for n in (1, 2, 3)
+            )
+            return await asyncio.wait_for(asyncio.gather(*made), 20)
+
+    return asyncio.run(run()), server, balancer
+
+
+def test_an_aborted_request_is_continued_with_the_versions_of_its_tokens() -> None:
+    outputs, server, balancer = generated(FullyAsyncLLMServerClient)
+    assert [o.token_ids for o in outputs] == [[1, 2, 2, 2], [1, 1, 2, 2], [1, 1, 1, 2]]
+    assert [o.log_probs[0] + o.log_probs[3] for o in outputs] == [-1.5] * 3
+    assert [o.extra_fields["versions"] for o in outputs] == [
+        [(1, n), (2, 4 - n)] for n in (1, 2, 3)
+    ]
+    assert {(o.extra_fields["min_global_steps"], o.stop_reason) for o in outputs} == {(1, "length")}
+    acquired, released = balancer.acquire_server.calls, balancer.release_server.calls
+    assert (acquired, released, balancer.open) == (1, 1, {"a": 0})  # the group keeps its server
+    # Not the numbers of the first part again, and the same in every run.
+    again = [(n, n, rollout_seed(n, "continued", n)) for n in (1, 2, 3)]
+    assert sorted(server.seeds) == sorted([(n, 0, n) for n in (1, 2, 3)] + again)
+
+
+def test_verls_synchronous_client_returns_an_aborted_request_as_it_is() -> None:
+    """The negative control; the agent loop raises for it (test_agent_loop.py)."""
+    outputs, _, _ = generated(LLMServerClient)
+    assert [(o.token_ids, o.stop_reason) for o in outputs] == [
+        ([1] * n, "aborted") for n in (1, 2, 3)
+    ]
+
+
+def test_parts_by_hand() -> None:
+    """A part that was aborted before its first token is none; neighbors of one version are one."""
+    assert merged([(3, 0), (4, 2), (4, 1), (5, 0), (6, 1)]) == [(4, 3), (6, 1)]
+    assert cut_versions([[4, 3], [6, 2], [7, 1]], 4) == [[4, 3], [6, 1]]
+    assert cut_versions([[4, 3]], 9) == [[4, 3]]
+
+
+def test_a_stop_string_over_the_border_of_two_parts_ends_the_response() -> None:
+    """The engine looks for stop strings only in the text of its own part."""
+
+    class Letters:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return "".join(map(chr, ids))
+
+    ids = list(map(ord, "one</ans>two"))
+    assert tokens_to_stop(Letters(), ids, ["</ans>", "xx"]) == len("one</ans>")
+    assert tokens_to_stop(Letters(), ids, ["</end>"]) == len(ids)
+    assert tokens_to_stop(Letters(), [], ["</end>"]) == 0

@@ -199,6 +199,7 @@ def written() -> set[str]:
         **validation_metrics(["s"], ["u"], graded, {("s", "u"): 1}),
         **covariance_metrics(ones, ones),
         **weight_metrics(ones),
+        **staleness([[[0, 1]]], 1),
         **shaped_rewards(rollouts, {"enable": True, "floor": -1.0, "weight": 1.0})[1],
     }
     files = ("trainer.py", "question_stats.py", "saving.py")

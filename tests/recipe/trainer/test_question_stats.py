@@ -110,6 +110,19 @@ def test_predictions_of_all_parts_of_a_step_are_compared() -> None:
     assert "curriculum/value_error" not in tracker.see_step(step())  # no prediction in this step
 
 
+def test_groups_in_flight_are_resumed_and_counted_in_their_own_step() -> None:
+    """Group g1 is requested before the step of g0 ends, and trained after a resume."""
+    before, after = stats(), stats()
+    before.fetch(["g0", "g1"], ["q", "p"])
+    before.choose(["q"], 1, [0.75])
+    before.choose(["p"], 1, [0.5])
+    assert before.see_step(step(), in_flight={"g1"})["curriculum/value_error"] == 0.25
+    after.load(json.loads(json.dumps(before.state())))
+    for known in (before, after):
+        known.see_group("g1", 1.0)
+        assert known.rates == {"q": 0.5, "p": 1.0} and known.predicted == {"p": 0.5}
+
+
 def test_disabled_sections_record_nothing() -> None:
     off = stats(enable=False)
     off.fetch(["g0"], ["q"])

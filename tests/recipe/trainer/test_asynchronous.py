@@ -1,0 +1,217 @@
+"""The asynchronous mode: order, staleness and lengths of its batches, over a queue in memory.
+
+The queue is `fake_queue`: a group finishes some polls after its request.
+"""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_queue import BASE, MIXED, WRONG, Queue
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1 import replay_buffer, trainer_base
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+
+from recipe.trainer import asynchronous
+from recipe.trainer import replay_buffer as bounded
+from recipe.trainer.asynchronous import ColocateAsyncTrainer, InOrderReplayBuffer, staleness
+
+BATCH = 4
+
+
+class Timed(Queue):
+    """Group i runs for `lengths[i]` polls, the length of its longest response."""
+
+    def __init__(self, lengths: list[int], groups: Any = None) -> None:
+        super().__init__(groups or [MIXED] * len(lengths), lambda: lengths[self.count - 1])
+        self.step, self.requested_in = 1, dict[str, int]()
+
+    def submit(self, prompts: int) -> None:
+        before = set(self.tags)
+        super().submit(prompts)
+        for uid in self.tags.keys() - before:
+            self.tags[uid]["global_steps"] = self.step
+            self.requested_in[uid] = self.step
+
+    def kv_clear(self, keys: list[str], **more: Any) -> None:
+        super().kv_clear(keys, **more)
+        for key in keys:
+            self.running.pop(key, None)
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    steps: int,
+    window: float = 1,
+    buffer_class: type = InOrderReplayBuffer,
+    groups: Any = None,
+    max_gen_batches: int = 3,
+    **changes: Any,
+) -> tuple[list[list[int]], list[int], Timed]:
+    """(groups of each step, staleness of each trained group, queue) of a simulated run."""
+    queue = Timed(lengths, groups)
+    for module in (replay_buffer, bounded, trainer_base):
+        monkeypatch.setattr(module, "tq", queue)
+    settings = {"max_gen_batches": max_gen_batches, "on_exhausted": "train"}
+    base = BASE | {"trainer_mode": "colocate_async", "refill_fn": queue.submit}
+    base |= {"filter_groups_metric": "acc" if groups else None, **changes}
+    ours = issubclass(buffer_class, InOrderReplayBuffer)
+    if ours:
+        own = {"settings": OmegaConf.create(settings), "in_rounds": False, "group_size": 2}
+        base |= {**own, "train_batch_size": BATCH, "on_evicted": lambda *_: None}
+    buffer = buffer_class(**base)
+    trainer: Any = object.__new__(ColocateAsyncTrainer)
+    v1 = {"v1": {"colocate_async": {"num_warmup_batches": window}}}
+    data = {"train_batch_size": BATCH, "gen_batch_size": 1}
+    skip = {"rollout_tq": {"enable": False}}
+    trainer.config = OmegaConf.create({"trainer": v1, "data": data, "skip": skip})
+    trainer.replay_buffer, trainer._restored_tq_prompt_count = buffer, 0
+    trainer._add_prompts_to_generate = queue.submit
+    trainer._add_batch_to_generate = lambda: queue.submit(BATCH)
+    PPOTrainerColocateAsync.on_train_begin(trainer)
+    batches, lags = [], []
+    for step in range(1, steps + 1):
+        queue.step, queue.polls = step, 0
+        if ours:
+            trainer.prepare_step()
+        else:
+            queue.submit(BATCH)
+        meta, _ = buffer.sample(global_steps=step, partition_id="train", batch_size=BATCH)
+        uids = sorted({key.split("_")[0] for key in meta.keys})
+        batches.append([int(uid[1:]) for uid in uids])
+        lags += [step - queue.requested_in[uid] for uid in uids]
+        queue.kv_clear(meta.keys)
+    return batches, lags, queue
+
+
+def long_tail(count: int, seed: int = 0) -> list[int]:
+    """Lengths of which every tenth is 30 to 60 times the others'."""
+    luck = random.Random(seed)
+    return [
+        luck.randint(30, 60) if luck.random() < 0.1 else luck.randint(0, 1) for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("window", [0, 0.5, 1, 3])
+def test_groups_are_trained_once_in_the_data_order_and_staleness_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, window: float
+) -> None:
+    batches, lags, queue = trained(monkeypatch, long_tail(400), 40, window)
+    assert [uid for batch in batches for uid in batch] == list(range(40 * BATCH))
+    assert max(lags) == np.ceil(window)
+    assert queue.count == int((40 + window) * BATCH)  # the window is full, and no fuller
+
+
+def test_a_step_waits_only_for_its_own_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group 5 runs for 1,000 polls; step 1 trains 0 to 3 without it, step 2 waits for it."""
+    lengths = [0, 0, 0, 0, 0, 1000, 0, 0, *[0] * 8]
+    _, _, queue = trained(monkeypatch, lengths, 1)
+    assert queue.polls < 5 and "u005" in queue.running
+    _, _, queue = trained(monkeypatch, lengths, 2)
+    assert queue.polls > 900
+
+
+def test_verl_trains_the_groups_that_finish_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap: fails when verl's asynchronous buffer keeps the order. Then delete ours."""
+    theirs = replay_buffer.ReplayBufferAsync
+    waiting: dict[str, Any] = {"max_off_policy_threshold": 3, "max_off_policy_strategy": "wait"}
+    lengths = [0, 9, 0, 9, *[0] * 20]
+    batches, _, _ = trained(monkeypatch, lengths, 1, buffer_class=theirs, **waiting)
+    assert not {1, 3} & set(batches[0])
+
+
+def mann_whitney(a: list[int], b: list[int]) -> float:
+    """The z score of the rank sum of `a`, with the correction for ties."""
+    values = np.array([*a, *b])
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    n, m, total = len(a), len(b), len(values)
+    ties = (counts.astype(float) ** 3 - counts).sum() / (total * (total - 1))
+    spread = np.sqrt(n * m / 12 * (total + 1 - ties))
+    return float((ranks[:n].sum() - n * (total + 1) / 2) / spread)
+
+
+class DroppingReplayBuffer(InOrderReplayBuffer):
+    """The mutation: takes the first groups that are finished, and drops the late ones."""
+
+    def _has_enough_samples(self, *arguments: Any) -> bool:
+        enough = len(arguments[3]) >= arguments[2]
+        if enough:
+            self._clear_groups("train", set(self.running_keys["train"]))
+        return enough
+
+
+@pytest.mark.parametrize(
+    ("buffer_class", "biased"), [(InOrderReplayBuffer, False), (DroppingReplayBuffer, True)]
+)
+def test_trained_lengths_are_sampled_lengths(
+    monkeypatch: pytest.MonkeyPatch, buffer_class: Any, biased: bool
+) -> None:
+    """200 steps: lengths trained against lengths of another sample of the same distribution."""
+    lengths = long_tail(2400)
+    batches, _, _ = trained(monkeypatch, lengths, 200, buffer_class=buffer_class)
+    found = [lengths[uid] for batch in batches for uid in batch]
+    assert len(found) == 200 * BATCH
+    z = mann_whitney(found, long_tail(4000, seed=1))
+    assert (abs(z) > 4) is biased
+
+
+def test_mann_whitney_by_hand() -> None:
+    """Ranks of 1 2 2 3 are 1 2.5 2.5 4; variance 4/12 (5 - 6/12) = 1.5."""
+    assert mann_whitney([1, 2], [2, 3]) == pytest.approx((3.5 - 5) / 1.5**0.5)
+
+
+@pytest.mark.parametrize("max_gen_batches", [1, 3])
+def test_dynamic_sampling_keeps_the_order_and_the_window(
+    monkeypatch: pytest.MonkeyPatch, max_gen_batches: int
+) -> None:
+    """A third of the groups has no variance; the surviving ones are trained in the data order."""
+    luck = random.Random(1)
+    groups = [WRONG if luck.random() < 1 / 3 else MIXED for _ in range(600)]
+    more: dict[str, Any] = {"groups": groups, "max_gen_batches": max_gen_batches}
+    batches, lags, queue = trained(monkeypatch, long_tail(600), 40, **more)
+    order = [uid for batch in batches for uid in batch]
+    assert order == sorted(set(order))
+    assert max(lags) <= 1
+    assert order == [uid for uid in range(order[-1] + 1) if groups[uid] == MIXED]
+    asked = [uid for uid, tag in queue.tags.items() if tag.get("is_prompt")]
+    # The next step fills a window that the limit left smaller.
+    assert (len(asked) == BATCH) is (max_gen_batches == 3) and asked
+
+
+def test_without_any_variance_every_step_ends_with_a_full_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches, _, queue = trained(monkeypatch, [0] * 200, 5, groups=[WRONG] * 200)
+    assert [len(batch) for batch in batches] == [BATCH] * 5
+    assert len({uid for batch in batches for uid in batch}) == 5 * BATCH
+    assert queue.count <= (1 + 5 * (3 + 1)) * BATCH  # the window, and at most 3 batches a step
+
+
+def test_staleness_by_hand() -> None:
+    """Step 6 begins with version 5: 4 tokens of it, 2 of version 4, 4 of version 3."""
+    versions = [[[3, 4], [5, 2]], [[4, 2], [5, 1]], [[5, 1]]]
+    assert staleness(versions, 6) == {
+        **{"staleness/0": 0.4, "staleness/1": 0.2, "staleness/2": 0.4},
+        **{"staleness/mean": 1.0, "staleness/max": 2.0, "staleness/mixed": 2 / 3},
+    }
+    assert staleness([[]], 6) == {}
+
+
+def test_a_checkpoint_restores_only_the_groups_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl saves the queue with the rows of the step just trained, 0; 1 is finished, 2 runs."""
+    waiting = {"is_prompt": True, "status": "pending"}
+    rows = ["0-a_0_0", "0-a_1_0", "1-b_0_0", "1-b_1_0", "pad7_0_0", "2-c_0_0"]
+    tags: dict[str, Any] = {key: {"status": "success"} for key in rows}
+    tags |= {"1-b": {**waiting, "status": "finished"}, "2-c": waiting}
+    queue = SimpleNamespace(
+        kv_list=lambda _: {"train": dict(tags)},
+        kv_clear=lambda keys, partition_id: [tags.pop(key) for key in keys],
+    )
+    monkeypatch.setattr(asynchronous, "tq", queue)
+    monkeypatch.setattr(asynchronous.RecipeMixin, "_load_checkpoint", lambda self: None)
+    object.__new__(ColocateAsyncTrainer)._load_checkpoint()
+    assert sorted(tags) == ["1-b", "1-b_0_0", "1-b_1_0", "2-c", "2-c_0_0"]
