@@ -1,6 +1,7 @@
 """Write the report of one or several runs: index.html, report.md, a PNG and a CSV of each figure.
 
 index.html holds curves, samples and formulas, and needs no network. summary.json is written last.
+--log draws the log of any verl run beside them, from a run folder that it writes into OUT/logs.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from eval.report import charts, tables
 from eval.report.answers import archive, rollouts
 from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
+from eval.report.logs import as_run
 from eval.report.page import Page, results
 from prompt_aug.base.commands import existing, in_columns, make_parser
 from prompt_aug.base.errors import UsageError
@@ -62,7 +64,12 @@ def build(
 
 
 def _report(options: argparse.Namespace) -> None:
-    runs = build(options.runs, options.out, options.settings, options.expected)
+    if not options.runs and not options.log:
+        raise UsageError("name a RUN, or --log FILE")
+    if options.log and not options.out:
+        raise UsageError("--log FILE needs --out FOLDER")
+    logs = [as_run(log, options.out / "logs" / log.stem) for log in options.log]
+    runs = build([*options.runs, *logs], options.out, options.settings, options.expected)
     for of, table in tables.checkpoints_of_all(runs):
         print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
     for run in runs:
@@ -81,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     example = "python -m eval.report runs/grpo runs/prompt_aug --out compared"
     parser = make_parser("python -m eval.report", __doc__, example=example)
     add = parser.add_argument
-    add("runs", nargs="+", type=existing, metavar="RUN", help="run folders; several: side by side")
+    add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; several: side by side")
+    add("--log", type=path, action="append", default=[], metavar="FILE",
+        help="console output of a verl run (repeatable)")  # fmt: skip
     add("--out", type=path, help="folder of the report (several runs: required; one: RUN/report)")
     add_settings(parser)
     add("--expected", type=text, help="an entry of expected.yaml to show beside the runs"

@@ -45,10 +45,10 @@ class Speed(NamedTuple):
     other: float
 
 
-# One H200 (examples/SIZES.md): the update reached 0.33 to 0.37 alone and 0.19 in verl's step, 128
-# responses at once 0.2 of the bandwidth; the rest of a step took 0.3 s, of the first one 14 s. SLOW
-# has a margin below 0.19.
-FAST, SLOW = Speed(0.36, 0.5, 0.5), Speed(0.15, 0.2, 15.0)
+# The spread of measured steps (examples/SIZES.md): the actor reached 0.17 to 0.48 of the peak in
+# other people's runs and 0.19 in ours, the engine 0.07 to 0.2 of the bandwidth (0.5 is assumed: the
+# logs are of older engines). The rest of a step took 0.3 s, of the first one 14 s.
+FAST, SLOW = Speed(0.48, 0.5, 0.5), Speed(0.15, 0.07, 15.0)
 
 
 def adapted(s: Setup) -> list[str]:

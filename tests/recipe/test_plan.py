@@ -11,9 +11,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe import plan as command
 from recipe.config.compose import compose_config
-from recipe.config.shapes import shape_of
+from recipe.config.shapes import Shape, shape_of
 from recipe.errors import ConfigError
-from recipe.preflight.estimate import GPUS, LAYERS, Estimate, Speed, saved_bytes
+from recipe.preflight.estimate import (
+    FAST,
+    GPUS,
+    LAYERS,
+    SLOW,
+    Estimate,
+    Gpu,
+    Speed,
+    saved_bytes,
+)
 from recipe.preflight.rules import Setup
 
 PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
@@ -199,7 +208,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["prompt_aug", "--gpus", "16", "data.max_response_length=3000"]) == 0
     said = capsys.readouterr().out
     assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
-    assert "mean response 1500 tokens" in said and "15% to 36% of the peak" in said
+    assert "mean response 1500 tokens" in said and "15% to 48% of the peak" in said
     assert command.main(["toy"]) == 1
     assert "recipe.model_path=: its shape is unknown" in capsys.readouterr().err
 
@@ -227,6 +236,53 @@ def test_pages_have_the_numbers_of_the_command(
     )
     found = re.search(numbers, capsys.readouterr().out)
     assert found and list(found.groups()) == cells.split(" | ")
+
+
+# deepseek-llm-7b-chat and an MI300X, which shapes.json and GPUS lack.
+LLM_7B = Shape(
+    hidden=4096, layers=30, heads=32, kv_heads=32, head_dim=128, intermediate=11_008, vocab=102_400,
+    tied=False, bias=False, qk_norm=False,
+)  # fmt: skip
+MI300X = Gpu(192 * 2**30, 1307e12, 5.3e12)
+QWEN_7B, QWEN_4B = shape_of("Qwen/Qwen2.5-Math-7B"), shape_of("Qwen/Qwen3-4B")
+TWO = "{R}.tensor_model_parallel_size=2"
+GPG = (TWO, "{A}.use_kl_loss=false")
+NAMES = {"rollouts": "rollouts", "log-probs": "log-probabilities", "update": "update"}
+# Shape, GPU, tokens of prompt and response, longest response, batch x responses, overrides, and
+# the measured seconds. The trainer alone was measured as 64 sequences over tokens per second.
+MEASURED = [
+    (LLM_7B, MI300X, 83, 133, 1024, "1024 x 5", (TWO,),
+        {"rollouts": 36.778, "log-probs": 5.536 + 5.929, "update": 23.15}),
+    (QWEN_7B, GPUS["a100-80"], 101, 221, 1024, "1024 x 5", GPG,
+        {"rollouts": 71.397, "log-probs": 31.004, "update": 125.523}),
+    (QWEN_7B, GPUS["a100-80"], 101, 649, 1024, "1024 x 5", GPG,
+        {"rollouts": 113.102, "update": 196.88}),
+    *((QWEN_4B, GPUS[gpu], 184, tokens - 184, tokens - 184, "8 x 8", (),
+        {"update": 64 * tokens / per_second}) for gpu, tokens, per_second in (
+        ("h100-80", 16_384, 26_025.5), ("h100-80", 65_536, 28_965.7),
+        ("h200-141", 16_384, 27_436.8), ("h200-141", 65_536, 29_543.5))),
+]  # fmt: skip
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: str(case[2:4]))
+def test_measured_steps_lie_between_the_assumptions(case: tuple) -> None:
+    shape, gpu, prompt, mean, longest, size, overrides, measured = case
+    batch, n = size.split(" x ")
+    keys = [
+        f"data.train_batch_size={batch}", f"{{R}}.n={n}", f"data.max_prompt_length={prompt}",
+        f"data.max_response_length={longest}", "{R}.max_num_seqs=1024",
+        "{MODEL}.override_config.attn_implementation=flash_attention_2",
+        "trainer.nnodes=1", "trainer.n_gpus_per_node=8", *overrides,
+    ]  # fmt: skip
+    config = compose_config("grpo", [key.format(**SHORT) for key in keys])
+    run = Estimate(Setup(config), shape, gpu, mean)
+    fast, slow, peak = (run.step_seconds(x) for x in (FAST, SLOW, Speed(1.0, 1.0, 0.0)))
+    for stage, seconds in measured.items():
+        share = peak[stage] / seconds
+        assert 0.99 * fast[stage] <= seconds <= slow[stage], share
+        cells = f"{fast[stage]:.1f} to {slow[stage]:.1f} | {seconds:.1f} | {share:.2f} |"
+        assert re.search(rf"\| {NAMES[stage]}.* \| {re.escape(cells)}", PAGE.read_text())
 
 
 @pytest.mark.config

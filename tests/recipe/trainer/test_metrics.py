@@ -12,6 +12,7 @@ from rollout_batches import synthetic
 from recipe.algorithms.compute import shaped_rewards, weight_metrics
 from recipe.algorithms.covariance import covariance_metrics
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.trainer.asynchronous import staleness
 from recipe.trainer.metrics import (
     entropy,
     group_metrics,

@@ -1,0 +1,84 @@
+"""Reader of verl's console output: the log of any verl run becomes a run folder for the report.
+
+verl's console logger prints ``step:N - key:value - key:value`` for training and validation. The
+lines of a step are merged. A step below the last one is a restart: it discards the steps from there
+on. Metrics keep verl's names, except those of `RENAMED`; what a log lacks stays absent.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eval import EvaluationError
+from prompt_aug.base.files import MissingFileError, write_json, write_lines
+from recipe.run.folder import RunFolder, metrics_line
+
+STEP = re.compile(r"\bstep:(\d+)( - .*)")
+ENTRY = re.compile(r" - (\S+):(?:np\.\w+\()?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf))")
+# Names of older versions, and the validation accuracy. It is the mean reward in a log, which is the
+# accuracy if the reward is 0 or 1.
+RENAMED = (
+    (re.compile(r"timing/(\w+)"), r"timing_s/\1"),
+    (re.compile(r"val/test_score/(.+)"), r"val/\1/accuracy"),
+    (re.compile(r"val-core/(.+)/(?:acc|reward)/mean@\d+"), r"val/\1/accuracy"),
+)
+COMMAND = re.compile(r"\bverl\.trainer\.main_ppo\b((?:.*\\\n)*.*)")
+OVERRIDE = re.compile(r"\+{0,2}(\w[\w.]*\w)=(.*)", re.DOTALL)
+
+
+def read_log(text: str) -> list[dict[str, Any]]:
+    """Return a record per step, in order."""
+    steps: dict[int, dict[str, Any]] = {}
+    for number, entries in STEP.findall(text):
+        step = int(number)
+        if steps and step < max(steps):
+            steps = {known: line for known, line in steps.items() if known < step}
+        found = {_renamed(key): float(value) for key, value in ENTRY.findall(entries)}
+        steps[step] = steps.get(step, {}) | found
+    return [metrics_line(step, found) for step, found in steps.items() if found]
+
+
+def _renamed(key: str) -> str:
+    for pattern, name in RENAMED:
+        if match := pattern.fullmatch(key):
+            return match.expand(name)
+    return key
+
+
+def overrides(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of the first command in a log that starts verl's trainer."""
+    command = COMMAND.search(text)
+    try:
+        words = shlex.split(command[1].replace("\\\n", " ")) if command else []
+        for match in filter(None, map(OVERRIDE.fullmatch, words)):
+            yield match[1], yaml.safe_load(match[2])
+    except (ValueError, yaml.YAMLError):
+        return  # a truncated command
+
+
+def as_run(log: Path, folder: Path) -> Path:
+    """Write metrics.jsonl, and config.yaml of the command's keys, into `folder`; return it."""
+    if not log.is_file():
+        raise MissingFileError(f"--log {log}: there is no such file")
+    text = log.read_bytes().decode(errors="replace")
+    if not (lines := read_log(text)):
+        raise EvaluationError(
+            f"--log {log}: no line `step:N - key:value` of verl's console logger. Name the output "
+            "of a training, as trainer.logger=[console] prints it."
+        )
+    config: dict[str, Any] = {}
+    for key, value in overrides(text):
+        *above, last = key.split(".")
+        section = config
+        for name in above:
+            inner = section.setdefault(name, {})
+            section = inner if isinstance(inner, dict) else {}
+        section[last] = value
+    run = RunFolder(folder)
+    write_lines(run.metrics, lines)
+    write_json(run.config, config)  # JSON is yaml
+    return folder

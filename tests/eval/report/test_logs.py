@@ -1,0 +1,123 @@
+"""verl's console output as a run folder: small logs in the formats of several versions of verl."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval.report.__main__ import main
+from eval.report.logs import overrides, read_log
+from recipe.run.folder import RunFolder, read_config, read_metrics
+
+PREFIX = "\x1b[36m(TaskRunner pid=7)\x1b[0m "
+OLD = """\
+python3 -m verl.trainer.main_ppo \\
+    data.train_batch_size=8 \\
+    "trainer.logger=['console','wandb']" \\
+    +trainer.val_before_train=False \\
+    actor_rollout_ref.actor.optim.lr=1.5e-06
+
+Training from scratch
+step:0 - timing/gen:1.500 - critic/lr(1e-4):0.100 - val/test_score/openai/gsm8k:0.250
+the next step:1 is fine, and so is step:9
+step:1 - timing/gen:2.000 - actor/ppo_kl:-0.001 - perf/throughput:10.250Progress:  50%|##
+"""
+
+
+def test_an_old_log_by_hand() -> None:
+    assert read_log(OLD) == [
+        {
+            "step": 0,
+            "timing_s/gen": 1.5,
+            "critic/lr(1e-4)": 0.1,
+            "val/openai/gsm8k/accuracy": 0.25,
+        },
+        {"step": 1, "timing_s/gen": 2.0, "actor/ppo_kl": -0.001, "perf/throughput": 10.25},
+    ]
+    assert dict(overrides(OLD)) == {
+        "data.train_batch_size": 8,
+        "trainer.logger": ["console", "wandb"],
+        "trainer.val_before_train": False,
+        "actor_rollout_ref.actor.optim.lr": 1.5e-06,
+    }
+
+
+def test_lines_of_a_step_are_merged_and_a_restart_discards_what_it_repeats() -> None:
+    text = "\n".join(
+        PREFIX + line
+        for line in (
+            "step:1 - a:1.0",
+            "step:2 - a:2.0",
+            "step:2 - val-core/my/data/acc/mean@4:0.5",
+            "step:3 - a:3.0 - b:3.0",
+            "step:2 - a:np.float64(5.0)",
+            "step:3 - a:1e-06",
+        )
+    )
+    assert read_log(text) == [
+        {"step": 1, "a": 1.0},
+        {"step": 2, "a": 5.0},
+        {"step": 3, "a": 1e-06},
+    ]
+
+
+def test_what_verl_prints_is_read() -> None:
+    """Round trip through the function of the installed verl."""
+    from verl.utils.logger.aggregate_logger import concat_dict_to_str
+
+    metrics = {
+        "critic/score/mean": np.float64(0.1) + 0.2,
+        "perf/total_num_tokens": 1234567,
+        "actor/lr": 1e-06,
+        "actor/ppo_kl": -3.5e-05,
+        "actor/grad_norm": math.inf,
+        "actor/entropy": math.nan,
+        "text": "left out by verl",
+    }
+    (line,) = read_log(PREFIX + concat_dict_to_str(metrics, step=12) + "\n")
+    finite = {key: value for key, value in metrics.items() if not isinstance(value, str)}
+    finite |= {"step": 12, "actor/grad_norm": None, "actor/entropy": None}
+    assert line == finite
+
+
+@pytest.mark.parametrize("command", ["", "main_ppo a.b='", "main_ppo a.b=[1"])
+def test_a_truncated_command_gives_no_settings(command: str) -> None:
+    assert list(overrides(f"python -m verl.trainer.{command}\nstep:1 - a:1")) == []
+
+
+@pytest.mark.config
+def test_a_report_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = tmp_path / "run.log", tmp_path / "out"
+    log.write_bytes(b"\xff" + OLD.encode() + b"step:2 - critic/score/mean:0.75 - c:1.0\n")
+    assert main(["--log", str(log), "--out", str(out)]) == 0
+    run = out / "logs" / "run"
+    assert [line["step"] for line in read_metrics(run)] == [0, 1, 2]
+    assert read_config(run)["data"] == {"train_batch_size": 8}
+    assert "2,0.75" in (out / "reward.csv").read_text()
+    assert "0,25" in (out / "validation.csv").read_text()
+    assert RunFolder(run).config.exists() and (out / "index.html").exists()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a RUN, or --log FILE"),
+        (["--log", "empty.log"], "--log FILE needs --out FOLDER"),
+        (["--log", "empty.log", "--out", "out"], "no line `step:N"),
+        (["--log", "missing.log", "--out", "out"], "there is no such file"),
+    ],
+)
+def test_what_cannot_be_read_is_rejected(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.log").write_text("nothing to see: step:3 done\n")
+    assert main(arguments) != 0
+    assert said in capsys.readouterr().err
+    assert not Path("out").exists()
