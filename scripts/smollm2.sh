@@ -39,7 +39,7 @@ made() { # FOLDER COMMAND ...
     stage "$folder" "$@" "$folder.part"
     mv "$folder.part" "$folder"
 }
-warm_start() { # verl's own SFT trainer: 52 updates of 16 worked answers, 5 to 10 minutes on two cores
+warm_start() { # verl's own SFT trainer: 26 updates of 16 worked answers, 5 to 10 minutes on two cores
     local numbers # of the matrix products: many processors multiply bfloat16 40 times slower
     numbers=$("$python" -c 'from recipe.run.host import multiplies_bfloat16
 print("bf16" if multiplies_bfloat16() else "fp32")')
@@ -60,7 +60,7 @@ print("bf16" if multiplies_bfloat16() else "fp32")')
         optim.lr=1e-4 \
         optim.lr_warmup_steps=5 optim.weight_decay=0.0 trainer.device=cpu \
         trainer.n_gpus_per_node=1 'trainer.logger=[console]' trainer.total_epochs=1 \
-        trainer.save_freq=52 'checkpoint.save_contents=[model,optimizer,extra,hf_model]' \
+        trainer.total_training_steps=26 trainer.save_freq=26 'checkpoint.save_contents=[model,optimizer,extra,hf_model]' \
         trainer.default_local_dir="$1.sft"
     mv "$1.sft"/global_step_*/huggingface "$1"
     rm -rf "$1.sft"
