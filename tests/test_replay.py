@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from load_script import load_script
+from page_commands import load_script
 
 from eval import metrics
 

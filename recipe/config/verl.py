@@ -93,8 +93,8 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
     ("skip.rollout_tq.enable", (), "skip.rollout_tq", ""),
     ("recipe.rephrasings.count", (), "recipe", "rephrasings.ratio advantage.group"),
     *(
-        (f"recipe.{name}.enable", (), "recipe", name)
-        for name in ("curriculum", "history", "reward.overlong")
+        (f"{section}.enable", (), section, "")
+        for section in ("recipe.curriculum", "recipe.history", "recipe.reward.overlong")
     ),
     *(
         ("recipe.weights.name", (name,), "recipe.weights", name)

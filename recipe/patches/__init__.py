@@ -8,7 +8,7 @@ tests/recipe/patches/test_list.py lists patches and tests. Subclasses through ve
 merger) are not patches: each lists its overrides in its docstring, and
 tests/recipe/test_overrides.py compares the lists with the code.
 
-Three other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
+Four other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
 
 prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project. It
 replaces the two functions with which latex2sympy reads a number, because they call exec and eval
@@ -19,4 +19,6 @@ not answer: both read the variable only at import and would retry for a minute.
 
 recipe/actor/engine.py replaces verl's division into micro-batches for the actor on a CPU, which
 scatters the rows of a question; the function is called by its name in verl's module.
+
+recipe/config/base.py lets hydra and OmegaConf read yaml files with yaml's parser in C while it composes.
 """
