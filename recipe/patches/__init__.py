@@ -20,5 +20,5 @@ not answer: both read the variable only at import and would retry for a minute.
 recipe/actor/engine.py replaces verl's division into micro-batches for the actor on a CPU, which
 scatters the rows of a question; the function is called by its name in verl's module.
 
-recipe/config/base.py lets hydra and OmegaConf read yaml files with yaml's parser in C while it composes.
+recipe/config/base.py sets yaml's parser in C for hydra and OmegaConf while they compose.
 """
