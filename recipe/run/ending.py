@@ -1,6 +1,8 @@
 """Report how a run ended: the first cause, what is saved, where to look, and how to resume."""
 
 import contextlib
+import errno
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +16,8 @@ from prompt_aug.base.files import FileError, is_held, read_json, write_json, wri
 from recipe.run import checkpoints, folder, progress
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
+# The system's words for a full disk or quota.
+FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 # Ray's prefix of a line, as "(name pid=1, ip=1.2.3.4)", and vLLM's own.
 PRINTED_BY = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
@@ -97,10 +101,11 @@ def explain(error: BaseException, config: DictConfig) -> str:
         return f"{hung['why']}\n{resume}"
     with contextlib.suppress(OSError):  # a full disk
         write_text(run.error, "".join(traceback.format_exception(error)))
-    if shutil.disk_usage(run.root).free < FULL:  # the words of such an error differ
+    text = "".join(traceback.format_exception(error))
+    if shutil.disk_usage(run.root).free < FULL or any(words in text for words in FULL_WORDS):
         return (
-            f"the disk of {run.root} is full: free some room, then start the same command again\n"
-            f"{resume}"
+            f"the disk of {run.root}, or your quota there, is full: free some room, then start the "
+            f"same command again\n{resume}"
         )
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""

@@ -224,6 +224,9 @@ class SignalHandler:
     def _end_or_ask(self) -> None:
         if not progress.find(self.run_dir, progress.TRAINING):
             self.leave(AGAIN, "ended early: SIGTERM before the first step: nothing to save")
-        StopRequest.create(self.run_dir)
+        try:
+            StopRequest.create(self.run_dir)
+        except OSError as error:  # the disk is full: nothing could be saved either
+            self.leave(1, f"SIGTERM, but the trainer cannot be asked to save: {error}")
         with suppress(OSError):  # the terminal may be gone
             self.say("recipe.train: SIGTERM: the step under way, its checkpoint, then the end")

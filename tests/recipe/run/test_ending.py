@@ -1,5 +1,7 @@
 """The end of a run in words: the first cause, what is saved, where to look."""
 
+import errno
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,9 @@ def test_a_full_disk_is_known_by_the_room_left(
     assert "boom" in folder.error.read_text()
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     assert "is full" in ending.explain(RuntimeError("boom"), config)
+    monkeypatch.undo()
+    quota = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "x/metrics.jsonl")
+    assert "your quota" in ending.explain(quota, config)
 
 
 def test_our_errors_are_known_by_their_class_through_ray(config: Any) -> None:

@@ -96,6 +96,19 @@ def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     assert Limit.of(tmp_path).deadline == 7 + 34.5
 
 
+@pytest.mark.parametrize("jump", [-3600, 3600])
+def test_a_change_of_the_time_of_day_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    now = time.time()
+    monkeypatch.setenv(stop.DEADLINE, str(now + 600))
+    made = Limit.of(tmp_path)
+    made.begin_step()
+    monkeypatch.setattr(time, "time", lambda: now + jump)
+    made.end_step()
+    assert 0 <= made.steps[0] < 60 and made.after_step() is None
+
+
 def hung(run_dir: Path) -> str:
     record = progress.find(run_dir, progress.HUNG)
     return record["why"] if record else ""
@@ -158,6 +171,13 @@ from recipe.run import progress, stop
 folder, what = Path(sys.argv[1]), sys.argv[2]
 stop.SAME = 0.5
 
+def failing(run_dir):
+    raise OSError("the disk is full")
+
+def slow(run_dir, create=stop.StopRequest.create):
+    time.sleep(0.8)
+    create(run_dir)
+
 class Callback:
     def __del__(self):  # what a handler raises here is dropped
         print("ready", flush=True)
@@ -166,6 +186,8 @@ class Callback:
 stop.SignalHandler(folder)
 if "step" in what:
     progress.reached(folder, progress.TRAINING, step=0)
+if "full" in what or "slow" in what:
+    stop.StopRequest.create = failing if "full" in what else slow
 if "callback" in what:
     Callback()
 print("ready", flush=True)
@@ -210,3 +232,21 @@ def test_a_signal_during_steps_is_left_to_the_trainer_and_a_second_one_is_not(
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143
+
+
+def test_an_echo_is_none_when_the_request_took_long_to_write(tmp_path: Path) -> None:
+    process = launched(tmp_path, "step, slow")
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert within(20, RunFolder(tmp_path).stop_request.exists)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_a_signal_ends_a_run_that_cannot_be_asked_to_save(tmp_path: Path) -> None:
+    process = launched(tmp_path, "step, full")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 1
