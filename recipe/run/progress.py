@@ -33,6 +33,7 @@ STAGES = {
     "weights sent to the engine": "sending the weights to the engine",
 }
 TRAINING = "training"  # recorded after the last stage, with the `step` before the first one
+VALIDATED = "validated"  # recorded before the first step, with the `metrics` of verl's validation
 HUNG = "hung"  # recorded by the watchdog, with its reason `why`, before it ends the trainer
 POLL = 0.25  # seconds
 
@@ -61,6 +62,15 @@ def accuracies(config: DictConfig) -> str:
     )
 
 
+def validations(metrics: dict[str, Any]) -> list[str]:
+    """Return "validation SOURCE ACCURACY" for each source of questions in `metrics`."""
+    return [
+        f"validation {key.removeprefix('val/').removesuffix('/accuracy')} {accuracy:.3f}"
+        for key, accuracy in metrics.items()
+        if key.startswith("val/") and key.endswith("/accuracy") and "/part/" not in key
+    ]
+
+
 def step_line(lines: list[dict[str, Any]], total: int) -> str:
     """Return the line for the last of `lines`; the first step does not count for the time left."""
     last = lines[-1]
@@ -77,11 +87,8 @@ def step_line(lines: list[dict[str, Any]], total: int) -> str:
         f"no signal {value('train/no_signal_groups'):.2f}",
         f"tokens/s {speed:,.0f}",
         f"seconds {seconds:.1f}",
+        *validations(last),
     ]
-    for key, accuracy in last.items():
-        if key.startswith("val/") and key.endswith("/accuracy") and "/part/" not in key:
-            source = key.removeprefix("val/").removesuffix("/accuracy")
-            parts.append(f"validation {source} {accuracy:.3f}")
     if len(lines) > 1:
         spent = last["train/wall_seconds"] - lines[0]["train/wall_seconds"]
         mean = spent / (last["step"] - lines[0]["step"])
@@ -102,6 +109,7 @@ class Follower:
             f"{config.actor_rollout_ref.rollout.n} responses"
         )
         self.accuracies = accuracies(config)
+        self.validates = bool(config.trainer.get("val_before_train", True))
         self.erase = "\r\033[K" if out.isatty() else ""
         self.began = self.since = self.said = clock()
         self.stages = 0  # lines of logs/start.jsonl that were shown
@@ -124,6 +132,8 @@ class Follower:
                 after, took = f" after step {self.step}" if self.step else "", now - self.began
                 self.say(f"training{after}: {self.plan}; the start took {duration(took)}")
                 self.say(self.accuracies)
+            elif record["stage"] == VALIDATED:
+                self.say("before training: " + ", ".join(validations(record["metrics"])))
             elif record["stage"] in STAGES:
                 number = list(STAGES).index(record["stage"]) + 1
                 took = now - self.since
@@ -157,6 +167,8 @@ class Follower:
         """The stage or step under way; "" between the last stage and the first step."""
         if self.step is None:
             rest = list(STAGES.values())[self.stages :]
+            if not rest and self.validates:
+                return "start: validation before training"
             return f"start: {rest[0]}" if rest else ""
         if self.step < self.total:
             return f"step {self.step + 1}/{self.total}"

@@ -94,7 +94,9 @@ class SavingTrainer(PPOTrainer):
     def _validate(self) -> dict[str, float]:
         """verl's validation; cut short it has no metrics, and `end_step` saves the step."""
         if not self.line:  # before the first step
-            return super()._validate()
+            metrics = super()._validate()
+            progress.reached(self.run_dir, progress.VALIDATED, metrics=run_folder.metrics_line(0, metrics))
+            return metrics
         if self.limit.in_validation():
             return {}
         try:

@@ -99,6 +99,19 @@ def test_in_a_file_a_stage_and_a_step_are_a_plain_line_each(tmp_path: Path) -> N
     assert "\r" not in text
 
 
+def test_the_validation_before_the_first_step_is_shown(tmp_path: Path) -> None:
+    def validated() -> None:
+        for stage in progress.STAGES:
+            progress.reached(tmp_path, stage)
+        metrics = {"val/toy/x/accuracy": 0.28125, "val/toy/x/part/easy/accuracy": 0.5}
+        progress.reached(tmp_path, progress.VALIDATED, metrics=metrics)
+
+    text = looked(tmp_path, Terminal(), validated)
+    assert text.count("start: validation before training") == 1
+    assert "before training: validation toy/x 0.281\n" in text
+    assert "0.500" not in text
+
+
 def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         step(tmp_path, number, wall=10.0 * number)
