@@ -49,7 +49,11 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     given = parser.parse_intermixed_args(arguments)
     command = [sys.executable, "-m", "recipe.train", given.example, f"recipe.run_dir={given.out}"]
     command += [f"recipe.model_path={given.model}", f"data.train_files=[{given.data}]"]
-    command += [f"data.val_files=[{given.data}]", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    command += [
+        f"data.val_files=[{given.data}]",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+    ]
     command += [f"trainer.total_training_steps={given.steps}", "trainer.save_freq=-1"]
     subprocess.run([*command, *given.overrides], check=True)
     config, lines = read_config(given.out), read_metrics(given.out)[1:]
