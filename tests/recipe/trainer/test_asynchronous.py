@@ -17,6 +17,7 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from recipe.trainer import asynchronous
 from recipe.trainer import replay_buffer as bounded
 from recipe.trainer.asynchronous import ColocateAsyncTrainer, InOrderReplayBuffer, staleness
+from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 BATCH = 4
 
@@ -58,9 +59,9 @@ def trained(
     settings = {"max_gen_batches": max_gen_batches, "on_exhausted": "train"}
     base = BASE | {"trainer_mode": "colocate_async", "refill_fn": queue.submit}
     base |= {"filter_groups_metric": "acc" if groups else None, **changes}
-    ours = issubclass(buffer_class, InOrderReplayBuffer)
-    if ours:
-        own = {"settings": OmegaConf.create(settings), "in_rounds": False, "group_size": 2}
+    waits = not issubclass(buffer_class, InOrderReplayBuffer)  # for all requests of a step
+    if issubclass(buffer_class, BoundedReplayBuffer):
+        own = {"settings": OmegaConf.create(settings), "in_rounds": waits, "group_size": 2}
         base |= {**own, "train_batch_size": BATCH, "on_evicted": lambda *_: None}
     buffer = buffer_class(**base)
     trainer: Any = object.__new__(ColocateAsyncTrainer)
@@ -75,10 +76,10 @@ def trained(
     batches, lags = [], []
     for step in range(1, steps + 1):
         queue.step, queue.polls = step, 0
-        if ours:
-            trainer.prepare_step()
-        else:
+        if waits:
             queue.submit(BATCH)
+        else:
+            trainer.prepare_step()
         meta, _ = buffer.sample(global_steps=step, partition_id="train", batch_size=BATCH)
         uids = sorted({key.split("_")[0] for key in meta.keys})
         batches.append([int(uid[1:]) for uid in uids])
@@ -180,6 +181,21 @@ def test_dynamic_sampling_keeps_the_order_and_the_window(
     asked = [uid for uid, tag in queue.tags.items() if tag.get("is_prompt")]
     # The next step fills a window that the limit left smaller.
     assert (len(asked) == BATCH) is (max_gen_batches == 3) and asked
+
+
+def test_with_dynamic_sampling_only_the_first_step_is_the_synchronous_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl's synchronous buffer requests two replacements for a group, and drops the surplus."""
+    groups = [WRONG, MIXED, MIXED, WRONG, MIXED, MIXED, MIXED, MIXED, *[MIXED] * 20]
+    more: dict[str, Any] = {"groups": groups, "window": 0}
+    sync, _, queue = trained(
+        monkeypatch, [0] * 28, 3, buffer_class=BoundedReplayBuffer, trainer_mode="sync", **more
+    )
+    assert sync == [[1, 2, 4, 5], [8, 9, 10, 11], [12, 13, 14, 15]]
+    batches, _, fewer = trained(monkeypatch, [0] * 28, 3, **more)
+    assert batches == [[1, 2, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13]]
+    assert (queue.count, fewer.count) == (16, 14)
 
 
 def test_without_any_variance_every_step_ends_with_a_full_batch(
