@@ -60,10 +60,15 @@ def hour_lines(e: Estimate, validation: int) -> list[str]:
     fast, slow = e.step_seconds(FAST), e.step_seconds(SLOW)
     parts = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f}" for name in fast)
     steps = e.setup.trainer.total_training_steps
+    window = e.setup.trainer.v1.colocate_async.num_warmup_batches
+    asynchronous = [e.asynchronous_seconds(window, speed) for speed in (FAST, SLOW)]
+    gain = sorted(sum(x.values()) / y for x, y in zip((fast, slow), asynchronous, strict=True))
     hours = [e.hours(steps, validation, speed) for speed in (FAST, SLOW)]
     whole = " to ".join(f"{value * e.setup.gpus:.0f}" for value in hours)
     return [
         f"step           {sum(fast.values()):.0f} to {sum(slow.values()):.0f} s: {parts}",
+        f"asynchronous   {asynchronous[0]:.0f} to {asynchronous[1]:.0f} s with W = {window} "
+        f"(examples/prompt_aug_async): {gain[0]:.2f} to {gain[1]:.2f} times as fast, at best",
         f"run            {steps} steps, each validation of {validation} responses: "
         f"{hours[0]:.1f} to {hours[1]:.1f} h, {whole} GPU hours",
         f"assumed        mean prompt {MEAN_PROMPT}, mean response {e.mean_response} tokens; actor "

@@ -134,12 +134,30 @@ class Estimate:
 
     def rollout_seconds(self, responses: int, speed: Speed) -> float:
         """Return the seconds to decode `responses`."""
+        return sum(self.rollout_parts(responses, speed))
+
+    def rollout_parts(self, responses: int, speed: Speed) -> tuple[float, float]:
+        """Return the seconds with a full batch, and those of the longest response after it."""
         rounds, weights = self.waves(responses), 2 * self.shape.parameters
         rate = self.gpu.bandwidth * speed.traffic * self.tensor
         context = self.length - self.mean_response / 2
         cache = math.ceil(responses / self.engines) / rounds * context * self.shape.kv_bytes
         tail = self.setup.data.max_response_length - self.mean_response
-        return (rounds * self.mean_response * (weights + cache) + tail * weights) / rate
+        return rounds * self.mean_response * (weights + cache) / rate, tail * weights / rate
+
+    def asynchronous_seconds(self, window: float, speed: Speed) -> float:
+        """Return the seconds of a step of ``recipe_colocate_async`` with W = `window`, at best.
+
+            synchronous   full + tail + rest
+            W in flight   max(full, (full + tail) / (1 + W)) + rest
+
+        The engines decode the tokens of one batch in a step, and stand still in the rest of it. The
+        longest response is decoded in 1 + W steps. Not counted: prefixes that are computed again
+        after an abort, and steps that staleness costs.
+        """
+        full, tail = self.rollout_parts(self.responses, speed)
+        rest = sum(self.step_seconds(speed).values()) - full - tail
+        return max(full, (full + tail) / (1 + window)) + rest
 
     def actor_seconds(self, speed: Speed) -> dict[str, float]:
         """Return the seconds of log-probabilities and update, with those of a critic."""

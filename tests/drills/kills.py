@@ -15,7 +15,10 @@ One of the kills fills the disk, so FOLDER should be a small file system of its 
 After every end: the launching process has ended within `ENDS` seconds, no process of the run is
 left, metrics.jsonl has every step once, and there is a complete checkpoint. After every start: at
 most `save_freq` steps are lost, none at a SIGTERM, and steps that are trained again have the same
-questions, rollouts and templates as before.
+questions, rollouts and templates as before. No question is trained twice in an epoch.
+
+With `--window` the trainer is asynchronous. Groups that were finished before the checkpoint are
+then trained as they were: the step after it has their responses again (`kept` counts them).
 """
 
 import argparse
@@ -42,15 +45,18 @@ STARTS = 600.0
 HANG = 45
 SAVE_FREQ = 2
 SMALL = [
-    *("recipe.toy.updates=20", "recipe.toy.train_questions=24", "recipe.toy.test_questions=8"),
+    *("recipe.toy.train_questions=24", "recipe.toy.test_questions=8"),
     *("recipe.toy.validation_questions=8", "data.train_batch_size=2"),
     *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
     *("trainer.total_training_steps=1000", "trainer.test_freq=-1"),
     *(f"trainer.save_freq={SAVE_FREQ}", "trainer.max_actor_ckpt_to_keep=3"),
-    f"recipe.rollout.hang_seconds={HANG}",
+    # Fewer than the 16 responses in flight, so that a checkpoint holds groups in all states.
+    "actor_rollout_ref.rollout.max_num_seqs=12",
 ]
+EPOCH = 12  # steps
+ASYNCHRONOUS = "trainer.v1.trainer_mode=recipe_colocate_async"
 # A kind of process by how its command line begins; Ray renames its actors.
 KINDS = {
     "task runner": "ray::TaskRunnerV1",
@@ -96,6 +102,7 @@ class Kill:
     resumed: int = 0  # the step from which the run resumed
     done: int = 0  # the last line at the moment of the kill
     saved: int = 0  # the last complete checkpoint after the end
+    kept: int | None = None  # responses that the checkpoint held and a step trained again
     exit: int | None = None
     seconds: float = 0.0  # until the end
     message: str = ""
@@ -105,7 +112,9 @@ class Kill:
 class Drill:
     """The run, its folder and its launching process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: list[str], slow: float) -> None:
+        hang = f"recipe.rollout.hang_seconds={HANG * slow:.0f}"
+        self.settings, self.slow = [*SMALL, hang, *settings], slow
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.run = folder, folder / "run"
         self.saves = self.run / "checkpoints"
@@ -116,7 +125,7 @@ class Drill:
     def start(self) -> None:
         where = [f"recipe.run_dir={self.run}", f"recipe.toy.cache={self.folder}/cache"]
         with self.log.open("wb") as file:
-            command = [sys.executable, "-m", "recipe.train", "toy", *where, *SMALL]
+            command = [sys.executable, "-m", "recipe.train", "toy", *where, *self.settings]
             self.process = subprocess.Popen(command, stdout=file, stderr=file)
 
     def lines(self) -> list[int]:
@@ -124,7 +133,7 @@ class Drill:
 
     def wait(self, condition: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
         """The true value of the condition; None when the time or the run is over."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + self.slow * seconds
         while time.monotonic() < end and self.process.poll() is None:
             if value := condition():
                 return value
@@ -142,6 +151,22 @@ class Drill:
             return [c.pid for c in _children(psutil.Process(self.process.pid)) if _is(c, kind)]
         return [p.pid for p in processes.marked(str(self.run)) if _is(p, kind)]
 
+    def responses(self, step: int) -> list[list[Any]]:
+        lines = read_lines(run_folder.RunFolder(self.run).rollouts(step))
+        return [[x[n] for n in ("uid", "rollout", "response", "versions")] for x in lines]
+
+    def held(self) -> list[list[Any]]:
+        """The responses of the step after the checkpoint whose groups the checkpoint holds."""
+        saved = checkpoints.tracked_step(self.saves) or 0
+        path = run_folder.RunFolder(self.run).rollouts(saved + 1)
+        data = checkpoints.step_folder(self.saves, saved) / checkpoints.DATA
+        if not (path.exists() and data.exists() and _written(path) > _written(data)):
+            return []  # that step was not trained from this checkpoint
+        newest: dict[str, int] = {}  # version of the weights; a step starts with that of the last
+        for uid, _, _, versions in self.responses(saved + 1):
+            newest[uid] = max(newest.get(uid, 0), *(version for version, _ in versions))
+        return [x for x in self.responses(saved + 1) if newest[x[0]] < saved]
+
     def saving(self) -> bool:
         """Return whether a checkpoint is being written."""
         there = checkpoints.saved_steps(self.saves)
@@ -158,7 +183,7 @@ class Drill:
             return moment
         # A start restores the line of its checkpoint's step; that is not a step of this start.
         before = max([0, checkpoints.tracked_step(self.saves) or 0, *self.lines()])
-        self.wait(lambda: max(self.lines(), default=0) > before, STARTS)
+        self.wait(lambda: max(self.lines(), default=0) > before, STARTS, every=1)
         # A step takes about a second from here on, so the kill falls into any of the next ones.
         if moment == "step":
             self.wait(lambda: False, chance.uniform(0, 3))
@@ -173,7 +198,8 @@ class Drill:
         """Wait for the end, and check what is left."""
         began = time.monotonic()
         try:
-            kill.exit = self.process.wait(ENDS + (2 * HANG if kill.what == "STOP" else 0))
+            seconds = ENDS + (2 * HANG if kill.what == "STOP" else 0)
+            kill.exit = self.process.wait(self.slow * seconds)
         except subprocess.TimeoutExpired:
             kill.wrong.append("the launching process did not end")
             self.process.kill()
@@ -215,6 +241,15 @@ class Drill:
             if records.setdefault(str(step), drawn) != drawn and step <= kill.done:
                 kill.wrong.append(f"step {step} has other questions or templates than before")
         write_json(path, records)
+        for first in range(1, kill.done + 1, EPOCH):
+            steps = range(first, min(first + EPOCH, kill.done + 1))
+            uids = [uid for n in steps for uid in {uid for uid, _, _ in records[str(n)]}]
+            if len(uids) > len(set(uids)):
+                kill.wrong.append(f"a question was trained twice in steps {first} to {steps[-1]}")
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _seen(look: Callable[[], list[Any]]) -> list[Any]:
@@ -249,6 +284,7 @@ def _told(log: Path) -> str:
 
 def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
     """Start, wait for the moment, kill, check."""
+    held = drill.held()
     drill.start()
     steps_before = max(drill.lines(), default=0)
     kill.moment = drill.reach(kill.moment, chance)
@@ -268,7 +304,7 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
             os.kill(drill.process.pid, signal.SIGKILL)
         drill.end(kill)
     drill.look(kill)
-    resumed(drill, kill, steps_before)
+    resumed(drill, kill, steps_before, held)
     drill.compare(kill)
     if kill.what == "TERM" and kill.moment != "start" and kill.saved < kill.done:
         kill.wrong.append(f"{kill.done} steps were done, {kill.saved} are saved")
@@ -280,14 +316,19 @@ def kill_training(drill: Drill, kill: Kill, chance: random.Random) -> None:
         cut_last_lines(drill)
 
 
-def resumed(drill: Drill, kill: Kill, steps_before: int) -> None:
-    """Record the step from which this start resumed, after `known` steps."""
+def resumed(drill: Drill, kill: Kill, steps_before: int, held: list[list[Any]]) -> None:
+    """Record the step from which this start resumed, and check what it trained first."""
     before = read_json(drill.folder / "saved.json")["saved"] if steps_before else 0
     kill.resumed = before
     if steps_before - before > SAVE_FREQ:
         kill.wrong.append(f"{steps_before - before} steps were lost")
     if kill.moment != "start" and kill.done <= before and not kill.wrong:
         kill.wrong.append(f"did not get beyond step {before}")
+    if held and kill.done > before:
+        kill.kept = len(held)
+        again = drill.responses(before + 1)
+        if not all(response in again for response in held):
+            kill.wrong.append(f"step {before + 1} generated finished groups again")
     write_json(drill.folder / "saved.json", {"saved": kill.saved})
 
 
@@ -335,10 +376,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="default: beside the record")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no kill after these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slow", type=float, default=1, help="times longer waits: a busy machine")
+    parser.add_argument("--window", type=float, help="of the asynchronous trainer")
     parser.add_argument("--table", action="store_true", help="print the record")
     options = parser.parse_args()
     began, record = time.monotonic(), options.record.resolve()
-    drill = Drill((options.folder or record.with_name(record.name + ".d")).resolve())
+    window = f"trainer.v1.colocate_async.num_warmup_batches={options.window}"
+    settings = [ASYNCHRONOUS, window] if options.window is not None else []
+    folder = options.folder or record.with_name(record.name + ".d")
+    drill = Drill(folder.resolve(), settings, options.slow)
     while not options.table and time.monotonic() - began < options.seconds:
         number = len(read_lines(record))
         if number >= options.count:

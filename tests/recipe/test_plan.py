@@ -188,6 +188,17 @@ def test_the_hours_by_hand() -> None:
 
 
 @pytest.mark.config
+def test_the_asynchronous_step_by_hand() -> None:
+    # Full 3.3769 s, tail 3.8192 s, rest 2.6207 x 5 s and `other`. With W = 1 the longest response
+    # is decoded in two steps of 3.5981 s; with W = 3 the tokens of a batch take longer.
+    run = estimate()
+    rest = 5 * 2.6207 + SPEED.other
+    for window, generation in ((0, 7.1961), (0.5, 4.7974), (1, 3.5981), (3, 3.3769)):
+        found = run.asynchronous_seconds(window, SPEED)
+        assert found == pytest.approx(generation + rest, abs=8e-3)
+
+
+@pytest.mark.config
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(command.problems(estimate()))
     large = ["recipe.model_path=Qwen/Qwen2.5-Math-7B", "--gpu", "a100-40", "--gpus"]
@@ -209,6 +220,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
     assert "mean response 1500 tokens" in said and "15% to 48% of the peak" in said
+    assert "s with W = 1 (" in said
     assert command.main(["toy"]) == 1
     assert "recipe.model_path=: its shape is unknown" in capsys.readouterr().err
 

@@ -3,7 +3,10 @@
 The queue is `fake_queue`: a group finishes some polls after its request.
 """
 
+import copy
 import random
+from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +14,14 @@ import numpy as np
 import pytest
 from fake_queue import BASE, MIXED, WRONG, Queue
 from omegaconf import OmegaConf
+from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 
 from recipe.trainer import asynchronous
 from recipe.trainer import replay_buffer as bounded
 from recipe.trainer.asynchronous import ColocateAsyncTrainer, InOrderReplayBuffer, staleness
+from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
 BATCH = 4
 
@@ -41,6 +46,43 @@ class Timed(Queue):
             self.running.pop(key, None)
 
 
+def made(
+    monkeypatch: pytest.MonkeyPatch,
+    queue: Timed,
+    window: float = 1,
+    buffer_class: type = InOrderReplayBuffer,
+    max_gen_batches: int = 3,
+    **changes: Any,
+) -> Any:
+    """A trainer without models, whose buffer reads `queue`."""
+    for module in (replay_buffer, bounded, trainer_base, asynchronous):
+        monkeypatch.setattr(module, "tq", queue)
+    settings = {"max_gen_batches": max_gen_batches, "on_exhausted": "train"}
+    base = BASE | {"trainer_mode": "colocate_async", "refill_fn": queue.submit}
+    base |= {"filter_groups_metric": None, **changes}
+    if issubclass(buffer_class, BoundedReplayBuffer):
+        rounds = not issubclass(buffer_class, InOrderReplayBuffer)
+        own = {"settings": OmegaConf.create(settings), "in_rounds": rounds, "group_size": 2}
+        base |= {**own, "train_batch_size": BATCH, "on_evicted": lambda *_: None}
+    trainer: Any = object.__new__(ColocateAsyncTrainer)
+    v1 = {"v1": {"colocate_async": {"num_warmup_batches": window}}}
+    data = {"train_batch_size": BATCH, "gen_batch_size": 1}
+    skip = {"rollout_tq": {"enable": False}}
+    trainer.config = OmegaConf.create({"trainer": v1, "data": data, "skip": skip})
+    trainer.replay_buffer, trainer._restored_tq_prompt_count = buffer_class(**base), 0
+    trainer._add_prompts_to_generate = queue.submit
+    trainer._add_batch_to_generate = lambda: queue.submit(BATCH)
+    return trainer
+
+
+def take(trainer: Any, step: int) -> tuple[list[str], list[int]]:
+    """The rows of the step's batch, and its groups."""
+    meta, _ = trainer.replay_buffer.sample(
+        global_steps=step, partition_id="train", batch_size=BATCH
+    )
+    return meta.keys, sorted({int(key.split("_")[0][1:]) for key in meta.keys})
+
+
 def trained(
     monkeypatch: pytest.MonkeyPatch,
     lengths: list[int],
@@ -48,42 +90,24 @@ def trained(
     window: float = 1,
     buffer_class: type = InOrderReplayBuffer,
     groups: Any = None,
-    max_gen_batches: int = 3,
     **changes: Any,
 ) -> tuple[list[list[int]], list[int], Timed]:
     """(groups of each step, staleness of each trained group, queue) of a simulated run."""
     queue = Timed(lengths, groups)
-    for module in (replay_buffer, bounded, trainer_base):
-        monkeypatch.setattr(module, "tq", queue)
-    settings = {"max_gen_batches": max_gen_batches, "on_exhausted": "train"}
-    base = BASE | {"trainer_mode": "colocate_async", "refill_fn": queue.submit}
-    base |= {"filter_groups_metric": "acc" if groups else None, **changes}
-    ours = issubclass(buffer_class, InOrderReplayBuffer)
-    if ours:
-        own = {"settings": OmegaConf.create(settings), "in_rounds": False, "group_size": 2}
-        base |= {**own, "train_batch_size": BATCH, "on_evicted": lambda *_: None}
-    buffer = buffer_class(**base)
-    trainer: Any = object.__new__(ColocateAsyncTrainer)
-    v1 = {"v1": {"colocate_async": {"num_warmup_batches": window}}}
-    data = {"train_batch_size": BATCH, "gen_batch_size": 1}
-    skip = {"rollout_tq": {"enable": False}}
-    trainer.config = OmegaConf.create({"trainer": v1, "data": data, "skip": skip})
-    trainer.replay_buffer, trainer._restored_tq_prompt_count = buffer, 0
-    trainer._add_prompts_to_generate = queue.submit
-    trainer._add_batch_to_generate = lambda: queue.submit(BATCH)
+    changes = {"filter_groups_metric": "acc" if groups else None, **changes}
+    trainer = made(monkeypatch, queue, window, buffer_class, **changes)
     PPOTrainerColocateAsync.on_train_begin(trainer)
     batches, lags = [], []
     for step in range(1, steps + 1):
         queue.step, queue.polls = step, 0
-        if ours:
+        if issubclass(buffer_class, InOrderReplayBuffer):
             trainer.prepare_step()
         else:
             queue.submit(BATCH)
-        meta, _ = buffer.sample(global_steps=step, partition_id="train", batch_size=BATCH)
-        uids = sorted({key.split("_")[0] for key in meta.keys})
-        batches.append([int(uid[1:]) for uid in uids])
-        lags += [step - queue.requested_in[uid] for uid in uids]
-        queue.kv_clear(meta.keys)
+        keys, found = take(trainer, step)
+        batches.append(found)
+        lags += [step - queue.requested_in[f"u{uid:03d}"] for uid in found]
+        queue.kv_clear(keys)
     return batches, lags, queue
 
 
@@ -182,6 +206,21 @@ def test_dynamic_sampling_keeps_the_order_and_the_window(
     assert (len(asked) == BATCH) is (max_gen_batches == 3) and asked
 
 
+def test_with_dynamic_sampling_only_the_first_step_is_the_synchronous_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl's synchronous buffer requests two replacements for a group, and drops the surplus."""
+    groups = [WRONG, MIXED, MIXED, WRONG, MIXED, MIXED, MIXED, MIXED, *[MIXED] * 20]
+    more: dict[str, Any] = {"groups": groups, "window": 0}
+    sync, _, queue = trained(
+        monkeypatch, [0] * 28, 3, buffer_class=BoundedReplayBuffer, trainer_mode="sync", **more
+    )
+    assert sync == [[1, 2, 4, 5], [8, 9, 10, 11], [12, 13, 14, 15]]
+    batches, _, fewer = trained(monkeypatch, [0] * 28, 3, **more)
+    assert batches == [[1, 2, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13]]
+    assert (queue.count, fewer.count) == (16, 14)
+
+
 def test_without_any_variance_every_step_ends_with_a_full_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -215,3 +254,97 @@ def test_a_checkpoint_restores_only_the_groups_in_flight(monkeypatch: pytest.Mon
     monkeypatch.setattr(asynchronous.RecipeMixin, "_load_checkpoint", lambda self: None)
     object.__new__(ColocateAsyncTrainer)._load_checkpoint()
     assert sorted(tags) == ["1-b", "1-b_0_0", "1-b_1_0", "2-c", "2-c_0_0"]
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killable(Timed):
+    """A queue of which a checkpoint holds everything but the running requests."""
+
+    luck: random.Random
+    generated: Counter[str]  # how often each group was requested
+
+    def submit(self, prompts: int) -> None:
+        self.generated.update(f"u{self.count + i:03d}" for i in range(prompts))
+        super().submit(prompts)
+
+    def kv_list(self, *_: Any) -> dict[str, dict]:
+        return super().kv_list()
+
+    def kv_batch_get(self, keys: list[str], **more: Any) -> Any:
+        if "select_fields" in more:
+            return super().kv_batch_get(keys, **more)
+        return TensorDict({"uid": NonTensorStack(*keys)}, len(keys))
+
+    def kv_batch_put(self, keys: list[str], tags: list[dict], **_: Any) -> None:
+        self.tags.update(zip(keys, tags, strict=True))
+
+    def generate_sequences(self, batch: Any) -> None:
+        self.generated.update(batch["uid"])
+        self.running |= {uid: (self.luck.randint(0, 60), MIXED) for uid in batch["uid"]}
+
+    def saved(self) -> Any:
+        return copy.deepcopy((self.tags, self.accuracy, self.count))
+
+    def restore(self, state: Any) -> set[str]:
+        """Load a checkpoint; return its finished groups."""
+        self.tags, self.accuracy, self.count = copy.deepcopy(state)
+        self.running.clear()
+        return {uid for uid, tag in self.tags.items() if tag["status"] == "finished"}
+
+
+@pytest.mark.parametrize("window", [0.5, 1, 3])
+@pytest.mark.parametrize("lost", [False, True])
+def test_kills_train_no_group_twice_and_lose_none(
+    monkeypatch: pytest.MonkeyPatch, window: float, lost: bool
+) -> None:
+    """20 kills at random polls, with a checkpoint of every second step, as verl writes it.
+
+    The mutation loses one finished group of a checkpoint, which must be noticed.
+    """
+    queue = Killable(long_tail(3000))
+    queue.luck, queue.generated = random.Random(int(10 * window)), Counter()
+    state, step, kept = queue.saved(), 0, 0
+    batches: dict[int, list[int]] = {}
+    for _ in range(20):
+        finished, before = queue.restore(state), Counter(queue.generated)
+        trainer = made(monkeypatch, queue, window)
+        groups = sum("is_prompt" in tag for tag in queue.tags.values())
+        trainer._restored_tq_prompt_count = groups  # verl counts them when it loads the queue
+        monkeypatch.setattr(asynchronous.RecipeMixin, "_load_checkpoint", lambda self: None)
+        trainer._load_checkpoint()
+        if lost and finished:
+            uid = min(finished)
+            queue.kv_clear([uid, f"{uid}_0_0", f"{uid}_1_0"])
+        trainer.trainer_mode, trainer.global_steps = "colocate_async", step + 1
+        trainer.agent_loop_manager = queue
+        trainer._reissue_inflight_prompts()
+        PPOTrainerColocateAsync.on_train_begin(trainer)
+        left = queue.luck.randint(1, 100)
+
+        def poll(*_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KilledError
+
+        trainer.replay_buffer.on_poll = poll
+        with pytest.raises(KilledError):
+            for now in count(step + 1):
+                queue.step, queue.polls = now, 0
+                trainer.prepare_step()
+                assert len(trainer.in_flight()) <= int((1 + window) * BATCH)
+                keys, found = take(trainer, now)
+                assert lost or batches.setdefault(now, found) == found
+                batches[now] = found
+                if now % 2 == 0:
+                    state, step = queue.saved(), now  # with the rows of the step
+                queue.kv_clear(keys)
+        kept += len(finished)
+        if not lost:
+            assert all(queue.generated[uid] == before[uid] for uid in finished)
+    order = [uid for now in sorted(batches) for uid in batches[now]]
+    assert len(order) > 100 and kept > 10
+    assert (order == list(range(len(order)))) is not lost
