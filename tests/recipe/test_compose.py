@@ -68,8 +68,11 @@ def test_stale_rollouts_are_corrected_by_default(
 
 
 def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:
-    for value, told in (("1", "no effect with trainer.v1.trainer_mode=recipe_sync"), ("-1", "-1")):
-        with pytest.raises(ConfigError, match=told):
+    for value, message in (
+        ("1", "no effect with trainer.v1.trainer_mode=recipe_sync"),
+        ("-1", "-1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             compose.compose_config("toy", [f"trainer.v1.colocate_async.num_warmup_batches={value}"])
 
 

@@ -74,8 +74,8 @@ def test_an_unusable_folder_is_one_line(
     (tmp_path / "file").write_text("")
     with lock(tmp_path / "in_use"):
         assert train.main(["toy", f"recipe.run_dir={tmp_path / place}"]) == 1
-    said = capsys.readouterr().err.splitlines()
-    lines = [line for line in said if not line.endswith("so far")]  # progress of the checks
+    stderr = capsys.readouterr().err.splitlines()
+    lines = [line for line in stderr if not line.endswith("so far")]  # progress of the checks
     assert len(lines) == 1 and named in lines[0]
 
 
@@ -128,12 +128,12 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
 ) -> None:
     """At the end of a run its death is expected."""
     monkeypatch.setattr(launch, "POLL", 0.05)
-    said, ended, done = list[str](), list[int](), Future[object]()
+    messages, ended, done = list[str](), list[int](), Future[object]()
     monkeypatch.setattr(launch.os, "_exit", ended.append)
     shutil.copy("/bin/sleep", tmp_path / "gcs_server")
     environment = {**os.environ, "RECIPE_RUN_DIR": config.recipe.run_dir}
     head = subprocess.Popen([tmp_path / "gcs_server", "60"], env=environment)
-    leave = functools.partial(launch.leave, Path(config.recipe.run_dir), said.append)
+    leave = functools.partial(launch.leave, Path(config.recipe.run_dir), messages.append)
     handler = SimpleNamespace(leave=leave, listen=lambda: None)
     arguments = (done, config, lambda: True, handler)
     watch = threading.Thread(target=launch.wait, args=arguments, daemon=True)
@@ -151,5 +151,5 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
     watch.join(20)
     assert ended == ([] if already_over else [1])
     if not already_over:
-        assert "Ray's head process (gcs_server) has ended" in said[0]
+        assert "Ray's head process (gcs_server) has ended" in messages[0]
         assert read_json(RunFolder(Path(config.recipe.run_dir)).end)["code"] == 1

@@ -321,13 +321,13 @@ def test_real_questions_are_trained_on_and_asked(
     finished: dict[str, Any], shared_data: Path
 ) -> None:
     run = finished["run"]
-    asked = {q.uid: q for q in read_parquet(run.parent / "train.parquet") if "\\" in q.text}
-    assert len(asked) == REAL
-    rows = [r for s in range(1, STEPS + 1) for r in rollouts(run, s) if r["uid"] in asked]
+    questions = {q.uid: q for q in read_parquet(run.parent / "train.parquet") if "\\" in q.text}
+    assert len(questions) == REAL
+    rows = [r for s in range(1, STEPS + 1) for r in rollouts(run, s) if r["uid"] in questions]
     assert len({r["uid"] for r in rows}) == REAL  # five steps are an epoch
     for row in rows:
-        assert asked[row["uid"]].text in row["prompt"]
-        assert row["gold"] == list(asked[row["uid"]].answers)
+        assert questions[row["uid"]].text in row["prompt"]
+        assert row["gold"] == list(questions[row["uid"]].answers)
         assert row["status"] and not row["accuracy"]
     suite = shared_data / "evaluation_suite" / "math"
     done = call(
