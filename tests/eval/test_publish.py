@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_engine import changing, write_checkpoint
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import ModelCard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eval import publish
@@ -216,17 +216,3 @@ def test_other_weights_than_those_of_the_scores_are_not_published(
     assert push(run) == 1 and "other weights now: s/step_20" in capsys.readouterr().out
     assert not hub.created and not (exported / "README.md").exists()
     assert main([str(run), "--card"]) == 0 and not (exported / "README.md").exists()
-
-
-def test_a_failed_upload_is_one_line(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    endpoint = "http://127.0.0.1:9"  # nothing listens there
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint=endpoint, token="none"))
-    for offline, repository in ((True, "me/model"), (False, "me/model"), (False, "a/b/c")):
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        assert main([str(run), "--steps", "20", "--push", repository]) == 1
-        printed = capsys.readouterr().err.splitlines()
-        (line,) = (line for line in printed if not line.endswith("so far"))  # of a slow machine
-        assert f"--push {repository}" in line and endpoint in line
