@@ -27,18 +27,6 @@ def test_a_stage_that_counts_nothing_says_that_it_lives_and_an_inner_one_speaks_
             assert "engine" not in out.getvalue()[len(before) :]
 
 
-def test_on_a_terminal_a_count_is_a_bar() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    with Progress("export", 2, "steps", out=out) as bar:
-        bar.update(2)
-        bar.say("a note")
-    assert "export: 2/2 steps 100%" in out.getvalue() and "a note\n" in out.getvalue()
-
-
 def _wait_for(out: io.StringIO, text: str, start: int = 0) -> None:
     end = time.monotonic() + 20
     while text not in out.getvalue()[start:]:

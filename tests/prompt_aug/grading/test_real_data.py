@@ -17,20 +17,20 @@ from prompt_aug.grading.structure import build
 def golds(train_pairs: list[tuple[str, str]], benchmark_rows: Any) -> list[list[str]]:
     """All golds of MATH level 3-5 and of the five benchmarks."""
     answers = [row["answer"] for rows in benchmark_rows.values() for row in rows]
-    known = [list(a) if isinstance(a, list) else [str(a)] for a in answers]
-    return [[gold] for _, gold in train_pairs] + known
+    answers = [list(a) if isinstance(a, list) else [str(a)] for a in answers]
+    return [[gold] for _, gold in train_pairs] + answers
 
 
 def test_no_gold_is_unworked_arithmetic(golds: list[list[str]]) -> None:
-    assert [gold for known in golds for gold in known if is_unworked(gold, [gold])] == []
+    assert [gold for answers in golds for gold in answers if is_unworked(gold, [gold])] == []
 
 
 def mutant(text: str) -> str | None:
     """The text with its last integer plus one; None without an integer."""
-    found = list(re.finditer(r"\d+", text))
-    if not found:
+    integers = list(re.finditer(r"\d+", text))
+    if not integers:
         return None
-    last = found[-1]
+    last = integers[-1]
     return f"{text[: last.start()]}{int(last.group()) + 1}{text[last.end() :]}"
 
 
