@@ -59,7 +59,7 @@ def read_by_pip(lines: list[str], folder: Path) -> list[tuple[str, bool]]:
     path = folder / "list.txt"
     path.write_text("\n".join(lines))
     result = parse_requirements(str(path), session=PipSession())
-    return [(one.requirement, one.is_editable) for one in result]
+    return [(line.requirement, line.is_editable) for line in result]
 
 
 def test_pip_reads_the_list_that_conda_gives_it(tmp_path: Path) -> None:

@@ -137,13 +137,13 @@ def test_setup_leaves_the_environment_of_another_clone_alone(
     checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Its editable installation would point here, behind a link that `demo.sh` follows."""
-    other, stamp = tmp_path_factory.mktemp("other"), checkout / ".venv" / ".setup-stamp"
-    (checkout / ".venv").rename(other / ".venv")
-    (checkout / ".venv").symlink_to(other / ".venv")
-    stamp.write_text(f"1a2b {other}")
+    foreign, stamp = tmp_path_factory.mktemp("foreign"), checkout / ".venv" / ".setup-stamp"
+    (checkout / ".venv").rename(foreign / ".venv")
+    (checkout / ".venv").symlink_to(foreign / ".venv")
+    stamp.write_text(f"1a2b {foreign}")
     code, output = run(checkout, "demo.sh")
-    assert code == 1 and f"is the environment of {other}" in output and calls(checkout) == []
-    assert stamp.read_text() == f"1a2b {other}"
+    assert code == 1 and f"is the environment of {foreign}" in output and calls(checkout) == []
+    assert stamp.read_text() == f"1a2b {foreign}"
     (checkout / "name").symlink_to(checkout)  # this clone, by another name
     stamp.write_text(f"1a2b {checkout / 'name'}")
     assert run(checkout, "setup.sh")[0] == 0
@@ -487,11 +487,11 @@ def test_ray_starts_on_every_node_before_the_driver(checkout: Path) -> None:
     code, output, commands = nodes_job(checkout, **given)
     assert code == 0, output
     address, *started, train = commands
-    ready, head, other = sorted(started, key=lambda call: ("srun" in call, "n2" in call))
+    ready, head, foreign = sorted(started, key=lambda call: ("srun" in call, "n2" in call))
     assert "--nodelist=n1" in address and "hostname -I" in address
     assert "--nodelist=n1 " in head and "--head --node-ip-address=10.0.0.1 --port=20017" in head
-    assert "--nodelist=n2 " in other and "--address=10.0.0.1:20017 --num-gpus=4" in other
-    assert all(call.endswith("(ALL, GPUs not given)") for call in (address, head, other))
+    assert "--nodelist=n2 " in foreign and "--address=10.0.0.1:20017 --num-gpus=4" in foreign
+    assert all(call.endswith("(ALL, GPUs not given)") for call in (address, head, foreign))
     assert ready == "-m recipe.run.ray_ready 2 300"
     assert train.endswith("trainer.nnodes=2 trainer.n_gpus_per_node=4")
 

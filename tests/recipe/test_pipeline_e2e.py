@@ -252,14 +252,14 @@ def test_steps_trained_again_have_the_same_results(finished: dict[str, Any]) -> 
     final = {m["step"]: (responses(run, m["step"]), m) for m in run_folder.read_metrics(run)}
     again = {**finished["after"], 5: final[5]}
     assert {3, 5} <= set(finished["before"]) <= set(again)
-    for step, (first, one) in finished["before"].items():
-        second, other = again[step]
+    for step, (first, line) in finished["before"].items():
+        second, repeated = again[step]
         assert first == second
-        assert one["actor/grad_norm"] > 0  # the policy did change
-        keys = {key for key in one if not key.startswith(TIMED)}
+        assert line["actor/grad_norm"] > 0  # the policy did change
+        keys = {key for key in line if not key.startswith(TIMED)}
         assert {"actor/grad_norm", "train/entropy", "actor/loss"} <= keys
         for key in keys:
-            assert one[key] == pytest.approx(other[key], abs=1e-6, nan_ok=True), key
+            assert line[key] == pytest.approx(repeated[key], abs=1e-6, nan_ok=True), key
 
 
 def test_rewards_are_accuracy_plus_format_and_metrics_are_their_means(
