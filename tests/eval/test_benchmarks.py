@@ -146,8 +146,13 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
         ({"samples": 100_000_000}, "samples=100000000"),
         ({"file": None}, "hub and file"),
         ({"file": "none.csv"}, "none.csv"),
+        ({"options": ["x"]}, "options"),
         ({"text": "wording"}, "no column wording for the text"),
+        ({"answer": "answer_value"}, "no column answer_value for the answer"),
+        ({"answer": "meta.answer"}, r"no column meta\.answer"),
         ({"answer": "answer", "options": ["question", "x"]}, "no column x for the options"),
+        ({"answer": "answer", "choices": "x"}, "no column x for the choices"),
+        ({"rows": "wording,answer\nx,1\ny,2"}, "no column"),
         ({"rows": "problem,answer\nx,1\ny, "}, "row 1"),
     ],
 )

@@ -105,16 +105,24 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
     [
         ([], 2, "--model"),
         (["RUN", "--model", "m"], 2, "--model"),
+        (["--model", "m"], 2, "--out"),
         (["RUN", "--tensor-parallel", "4"], 1, "--tensor-parallel 4"),
         (["RUN", "--temperature", "nan"], 1, "temperature=nan"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
+        (["RUN", "--top-k", "-2"], 1, "top_k=-2"),
+        (["RUN", "--stop", ""], 1, "stop[0]="),
         (["RUN", "--shots", "nothing=x.yaml"], 1, "nothing is no benchmark of"),
+        (["RUN", "--endpoint", "http://localhost:1/v1"], 2, "--endpoint"),
         (["--model", "m", "--out", "o", "--endpoint", "nowhere"], 2, "--endpoint=nowhere"),
+        ([*REMOTE.split(), "--concurrency=0"], 2, "--concurrency=0"),
+        (["RUN", "--template", "no such"], 1, "no such"),
         (["RUN", "--verifier", "mine.check"], 2, "write NAME=VALUE"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
         # Not an option, or empty as an unset shell variable: with the example.
         ([""], 2, "is empty"),
+        (["RUN", "--out", ""], 2, "is empty"),
+        (["nowhere"], 2, "nowhere"),
     ],
 )
 def test_a_wrong_option_is_rejected_before_an_engine_starts(

@@ -37,18 +37,6 @@ def test_a_composition_of_the_tests_is_hydras(
     assert quick == [text()] * 2
 
 
-def test_a_wrong_override_is_refused_as_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = []
-    for composed in (compose.compose, hydra.compose):
-        monkeypatch.setattr(compose, "compose", composed)
-        for wrong in ("+recipe.seed=3", "method=gropo", "recipe.name=${nope}"):
-            with pytest.raises(ConfigError) as refused:
-                compose.compose_config("toy", [wrong])
-            texts.append(str(refused.value))
-    assert texts[:3] == texts[3:]
-    assert "Could not find 'method/gropo' Available options in 'method': balanced" in texts[1]
-
-
 @pytest.mark.parametrize(
     ("overrides", "correction"),
     [

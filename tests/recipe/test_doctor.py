@@ -1,11 +1,13 @@
 """Each check of the doctor on something broken, and the exit code."""
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 
 from recipe import doctor
 from recipe.doctor import Finding
+from recipe.run import host
 
 FREE, STOP, GOOD = (False, False), (False, True), (True, True)  # (ok, needed)
 HERE = Path(__file__).parent
@@ -90,6 +92,26 @@ def test_the_remedies_make_the_environment_that_is_needed(
     assert not any(check.ok for check in findings.values())
     remedies = [check.remedy for name, check in findings.items() if name != "project"]
     assert all(command in text and foreign not in text for text in remedies)
+
+
+def test_the_commands_and_the_version_are_those_of_the_requirements() -> None:
+    page = (host.ROOT / "requirements" / "README.md").read_text(encoding="utf-8")
+    assert f"`{doctor.GPU_INSTALL}`" in page
+    declared = importlib.metadata.requires(doctor.PROJECT) or []
+    assert f"verl=={doctor.VERL}" in [line.replace(" ", "") for line in declared]
+
+
+def test_pins_that_differ_are_named_and_are_a_note(
+    tmp_path: Path, packages: dict[str, str]
+) -> None:
+    lock = tmp_path / "cpu.txt"
+    lock.write_text("# lock\nray==2.60.0\n    # via verl\ntorch==2.13.0\nyarl==1.0 ; x == 'y'\n")
+    packages |= {"ray": "2.61.0", "torch": "2.13.0+cpu"}
+    finding = doctor.pins(lock, True)
+    assert (finding.ok, finding.needed) == FREE
+    assert finding.detail.startswith("2 of 3 differ from cpu.txt: ray 2.61.0 (pinned 2.60.0), yarl")
+    packages |= {"ray": "2.60.0", "yarl": "1.0"}
+    assert doctor.pins(lock, True).ok
 
 
 @pytest.mark.parametrize(

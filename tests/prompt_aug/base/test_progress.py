@@ -11,7 +11,8 @@ def test_the_estimate_by_hand() -> None:
     bar = Progress("teach", 40, "updates", out=io.StringIO(), clock=lambda: now[0])
     assert bar.line() == "teach: 0/40 updates, 0 s so far"
     now[0] = 110.0
-    bar.update(4)
+    bar.update()
+    bar.update(3)
     assert bar.line() == "teach: 4/40 updates, 10 s so far, 1 min 30 s left"  # 36 of 2.5 s
 
 

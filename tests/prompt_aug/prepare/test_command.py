@@ -232,8 +232,12 @@ def test_columns_and_lists(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--text-column", "nope"], "no column nope for the text (it has answer, problem)"),
+        (["--answer-column", "nope"], "Name one with --answer-column"),
+        (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
         (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),
         (["--against", ""], "--against is empty (an unset shell variable?)"),
+        (["--against", "name="], "'': neither a file, nor a folder"),
+        (["--text-column", ""], "--text-column is empty"),
     ],
 )
 def test_wrong_options(
@@ -253,6 +257,8 @@ def test_wrong_options(
         ("a.parquet", "folder.parquet", "is a folder"),
         ("nowhere.parquet", "/proc/x/out.parquet", "cannot be written"),  # before it is read
         ("a.parquet", "out.json", "must end in .parquet"),
+        ("a.parquet", "", "OUT is empty"),
+        ("", "out.parquet", "SOURCE is empty"),
     ],
 )
 def test_nothing_that_is_read_is_overwritten(

@@ -90,10 +90,14 @@ def test_a_budget_that_is_reached(
     ("more", "status", "message"),
     [
         (["--limit", "-1"], 2, "--limit=-1"),
+        (["--most", "2", "--n", "3"], 2, "--most=2"),
         (["--max-cost", "nan"], 2, "--max-cost=nan"),
         (["--max-cost", "1"], 2, "no price of a model"),
+        (["--timeout", "nan"], 2, "--timeout"),
+        (["--base-url", "localhost:8000"], 2, "--base-url=localhost:8000"),
         (["--from", "BINARY"], 1, "no candidate of a question"),
         (["--from", "nothing.jsonl"], 1, "--from=nothing.jsonl"),
+        (["--against", "nothing.parquet"], 1, "nothing.parquet"),
         (["--offline", "--solve", "m"], 2, "--solve"),
     ],
 )

@@ -518,34 +518,24 @@ def test_a_gpu_run_needs_its_gpus(
     assert list(gpus(setup)) == []  # the GPUs of another cluster
 
 
-@pytest.mark.parametrize(
-    ("variables", "entry", "lacks"),
-    [
-        ({}, None, True),
-        ({}, "example.com", True),
-        ({}, "api.wandb.ai", False),
-        ({"WANDB_BASE_URL": "https://example.com"}, "example.com", False),
-        ({"WANDB_MODE": "offline"}, None, False),
-        ({"WANDB_API_KEY": "k"}, None, False),
-    ],
-)
-def test_wandb_needs_a_key(
-    config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    entry: str | None,
-    lacks: bool,
-) -> None:
+def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    if entry:
+    setup = changed(config, "trainer.logger=[console,wandb]")
+    assert lacks_wandb_key(setup) and not lacks_wandb_key(Setup(config))
+    for variable in ({"WANDB_MODE": "offline"}, {"WANDB_API_KEY": "k"}):
+        with monkeypatch.context() as patch:
+            patch.setenv(*variable.popitem())
+            assert not lacks_wandb_key(setup)
+    for entry, url, lacks in (
+        ("example.com", "", True),
+        ("api.wandb.ai", "", False),
+        ("example.com", "https://example.com", False),
+    ):
+        monkeypatch.setenv("WANDB_BASE_URL", url)
         (tmp_path / "netrc").write_text(f"machine {entry} login user password p\n")
-    assert lacks_wandb_key(changed(config, "trainer.logger=[console,wandb]")) is lacks
-    assert not lacks_wandb_key(Setup(config))
+        assert lacks_wandb_key(setup) is lacks
 
 
 @pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (32, "cpu"), (16, "cuda")])

@@ -27,6 +27,11 @@ STEP = {
 }
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def config(run: Path, **recipe: Any) -> Any:
     return OmegaConf.create(
         {
@@ -116,6 +121,23 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
     assert [line.split(":")[0] for line in steps] == ["step 3/10", "step 4/10"]
     assert "left" not in steps[0] and steps[1].endswith("left 3 min 00 s")
     assert "training after step 2: 10 steps" in text
+
+
+def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Path) -> None:
+    out, now = io.StringIO(), [0.0]
+    follower = progress.Follower(config(tmp_path), out, clock=lambda: now[0])
+    for now[0] in (1.0, 14.9, 15.0, 29.0, 30.0):
+        follower.look()
+    now[0] = 31.04
+    progress.reached(tmp_path, "verl imported")
+    for now[0] in (31.04, 45.0, 46.1):
+        follower.look()
+    assert out.getvalue().splitlines() == [
+        "start: importing verl: 15 s so far",
+        "start: importing verl: 30 s so far",
+        "start 1/4: verl imported (31.0 s)",
+        "start: starting Ray and the trainer's process: 15 s so far",
+    ]
 
 
 def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:
