@@ -218,6 +218,27 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
             prepare(config, [path], tokenizer=Thinking(), system=system, **single)
 
 
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("few", r"data\.train_batch_size=16: there are 3 "),
+        ("all_long", r"data\.max_prompt_length=10: all 40"),
+        ("no_answer", r"row 2"),
+    ],
+)
+def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str) -> None:
+    good, bad = questions(tmp_path / "good.parquet", 40), str(tmp_path / "bad.parquet")
+    table = pandas.read_parquet(good)
+    if case == "no_answer":
+        table.at[2, "reward_model"] = {"style": "rule", "ground_truth": ""}
+        table.at[2, "extra_info"] = {**table.at[2, "extra_info"], "answers": []}
+    table.iloc[: 3 if case == "few" else 40].to_parquet(bad)
+    if case == "all_long":
+        config.data.max_prompt_length = 10
+    with pytest.raises((ConfigError, ValueError), match=named):
+        prepare(config, [bad], [good])
+
+
 CURRICULUM, SAMPLING = "recipe.curriculum.enable=true", "algorithm.filter_groups.enable=true"
 
 
@@ -482,6 +503,12 @@ def test_the_disk_holds_the_first_checkpoint(
         (saves / TRACKER).write_text("10")
     setup = changed(config, changes, f"trainer.default_local_dir={saves}")
     assert bool(list(room(setup))) is refused
+
+
+def test_a_run_folder_that_takes_no_file_is_refused(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (text,) = room(changed(config, f"recipe.run_dir={tmp_path}/file/run"))
+    assert text.startswith(f"recipe.run_dir={tmp_path}/file/run: cannot write")
 
 
 def test_ray_answers(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
