@@ -117,8 +117,8 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
         except FileNotFoundError:
             problems.append(f"{name} is missing")
     if checkpoint.files:
-        known = {*checkpoint.files, MANIFEST}
-        problems += [f"{p.name} was added" for p in _model_files(folder) if p.name not in known]
+        listed = {*checkpoint.files, MANIFEST}
+        problems += [f"{p.name} was added" for p in _model_files(folder) if p.name not in listed]
     if problems:
         raise EvaluationError(
             f"{checkpoint.name}: {folder} differs from its manifest: {'; '.join(problems[:5])}. "

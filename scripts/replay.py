@@ -154,9 +154,9 @@ def clustered(seen: Seen, values: NDArray[np.bool_], start: int, end: int) -> st
     sums: dict[int, list[float]] = {}
     for question, epoch in seen:
         if start <= epoch < end:
-            found = sums.setdefault(question, [0.0, 0.0])
-            found[0] += values[question, epoch]
-            found[1] += 1
+            counts = sums.setdefault(question, [0.0, 0.0])
+            counts[0] += values[question, epoch]
+            counts[1] += 1
     x, n = np.array(list(sums.values())).T
     mean, size = x.sum() / n.sum(), len(sums)
     variance = size / (size - 1) * np.sum((x - mean * n) ** 2) / n.sum() ** 2
@@ -165,8 +165,8 @@ def clustered(seen: Seen, values: NDArray[np.bool_], start: int, end: int) -> st
 
 def share(values: NDArray[Any]) -> str:
     """Format the mean of a questions x epochs array in percent, +- its clustered error."""
-    found = metrics.accuracy(values)
-    return f"{100 * found.accuracy:.1f} ±{100 * (found.standard_error or 0):.1f}"
+    value = metrics.accuracy(values)
+    return f"{100 * value.accuracy:.1f} ±{100 * (value.standard_error or 0):.1f}"
 
 
 def table(rates: Rates, batch: int, limit: int, seed: int, parts: int) -> list[list[str]]:
@@ -191,7 +191,7 @@ def notes(rates: Rates) -> Iterator[str]:
     low, high = BAND
     removed = (rates[:, 0] < low) | (rates[:, 0] > high)
     signal = ~without_signal(rates)[:, 1:]
-    never, always = ((rates == one).all(axis=1).sum() for one in (0, 1))
+    never, always = ((rates == rate).all(axis=1).sum() for rate in (0, 1))
     yield f"{len(rates)} questions, {never} never right, {always} always"
     yield "percent ± one standard error, clustered by question"
     yield f"--keep {low:g} {high:g} by the rates of epoch 1 removes {share(removed[:, None])}"
@@ -207,8 +207,8 @@ def replay(options: argparse.Namespace) -> int:
     rates = read_rates(options.file)
     if not epochs_of(rates, options.batch):
         raise UsageError(f"--batch {options.batch}: the file has {rates.size} groups")
-    found = table(rates, options.batch, options.limit, options.seed, options.parts)
-    print(in_columns(found, rule=True))
+    rows = table(rates, options.batch, options.limit, options.seed, options.parts)
+    print(in_columns(rows, rule=True))
     print("\n".join(notes(rates)))
     return 0
 

@@ -111,9 +111,7 @@ def test_no_import_circle() -> None:
     [
         ({"a": "import b", "b": "def f():\n    from a import x"}, 3),
         ({"p": "", "p.a": "from p import b", "p.b": "from p.c import x", "p.c": "import p.a"}, 4),
-        ({"p": "from p.a import x", "p.a": "from p.b import y", "p.b": "from p import x"}, 4),
         ({"a": "import b\nimport c", "b": "import c", "c": "import os"}, 0),
-        ({"p": "from p.a import x", "p.a": "from p.b import y", "p.b": ""}, 0),
     ],
 )
 def test_the_circle_check_sees_what_it_must(modules: dict[str, str], expected: int) -> None:
@@ -240,14 +238,11 @@ def test_only_files_of_that_name_start_ray_or_an_engine() -> None:
     ("package", "source", "wrong"),
     [
         ("prompt_aug", "import torch.nn as nn", ["line 1: torch"]),
-        ("prompt_aug", "def f():\n    from recipe.train import main", ["line 2: recipe"]),
         ("prompt_aug", "import importlib\nimportlib.import_module('vllm.x')", ["line 2: vllm"]),
-        ("eval", "from recipe import train", ["line 1: recipe"]),
         ("eval", "from recipe.running import x", ["line 1: recipe"]),
         ("eval", "from recipe import run\nfrom recipe.run.folder import x", []),
         ("recipe", "from eval.metrics import x", ["line 1: eval"]),
         ("recipe", "import examples.toy", ["line 1: examples"]),
-        ("recipe", "import torch, verl\nfrom prompt_aug import draw", []),
         ("eval", "import evaluate\nmodel.eval()", []),
     ],
 )
@@ -295,14 +290,11 @@ def test_wrong_keys_on_a_page_are_found() -> None:
 @pytest.mark.parametrize(
     ("code", "wrong"),
     [
-        ('f"{ACTOR}.optim.lr={lr}: too large"', ""),
         ('f"{ACTOR}.optim.lrr={lr}: too large"', "actor_rollout_ref.actor.optim.lrr"),
         ('f"recipe.{key}.x and recipe.advantage.{name}"', ""),
         ('f"recipe.augments.{key} is off"', "recipe.augments"),
         ('"set trainer.total_steps, " "or recipe.run_dri"', "trainer.total_steps recipe.run_dri"),
         ('"lower rollout.max_num_seqs there"', "rollout.max_num_seqs"),
-        ('select(ref, "rollout.max_num_seqs")', ""),
-        ("f\"{select(c, 'recipe.sed')}\"", "recipe.sed"),
         ('"""The key `recipe.sede`."""', "recipe.sede"),
         ('"recipe.trian, recipe.errors.userror"', "recipe.trian recipe.errors.userror"),
         ('"checkpoints/data.pt, ray_kwargs.ray_init.any, recipe.yaml"', ""),

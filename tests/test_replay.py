@@ -72,9 +72,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path = tmp_path / "rates.json"
     path.write_text(json.dumps({"1": HALF, "2": HALF, "3": NEVER, "4": [1.0] * 4}))
     assert replay.main([str(path), "--batch", "2", "--parts", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "1 to 2" in said and "50.0 ±" in said
-    assert "4 questions, 1 never right, 1 always" in said
-    assert "of removed questions 0.0" in said and "of kept questions    100.0" in said
+    output = capsys.readouterr().out
+    assert "1 to 2" in output and "50.0 ±" in output
+    assert "4 questions, 1 never right, 1 always" in output
+    assert "of removed questions 0.0" in output and "of kept questions    100.0" in output
     assert replay.main([str(path), "--batch", "17"]) == 2
     assert "--batch 17: the file has 16 groups" in capsys.readouterr().err

@@ -180,16 +180,16 @@ def _is_infinite(value: Any) -> bool:
     return value.has(*infinities) and value.doit().has(*infinities)
 
 
-def _both_unsolvable(known: Any, target: Any) -> bool:
-    """Return whether `known` has no real solution and is not a multiple of `target`."""
+def _both_unsolvable(wanted: Any, target: Any) -> bool:
+    """Return whether `wanted` has no real solution and is not a multiple of `target`."""
     from sympy import Eq, S, simplify, solveset
 
-    if not (isinstance(known, Eq) and isinstance(target, Eq) and len(known.free_symbols) == 1):
+    if not (isinstance(wanted, Eq) and isinstance(target, Eq) and len(wanted.free_symbols) == 1):
         return False
-    (letter,) = known.free_symbols
-    if solveset(known, letter, S.Reals) is not S.EmptySet:
+    (letter,) = wanted.free_symbols
+    if solveset(wanted, letter, S.Reals) is not S.EmptySet:
         return False
-    ratio = simplify((known.lhs - known.rhs) / (target.lhs - target.rhs))
+    ratio = simplify((wanted.lhs - wanted.rhs) / (target.lhs - target.rhs))
     return bool(ratio.free_symbols)
 
 
@@ -204,21 +204,22 @@ def judge(gold: str, pred: str) -> dict[str, str]:
     random.seed(0)  # sympy draws random points; the same pair must always get the same grade
     if (target := _parse(pred)) is None:
         return {"status": "unparsable", "detail": "prediction"}
-    if (known := _parse(gold)) is None:
+    if (wanted := _parse(gold)) is None:
         return {"status": "wrong", "detail": "gold is not symbolic"}
     try:
-        if isinstance(known, Symbol) and len(known.name) == 1 and isinstance(target, Expr):
+        if isinstance(wanted, Symbol) and len(wanted.name) == 1 and isinstance(target, Expr):
             # math-verify compares a lone letter by its name; x + 0 and x^2/x are x all the same
-            known, target = known + 1, target + 1
-        if _is_infinite(target) != _is_infinite(known):
+            wanted, target = wanted + 1, target + 1
+        if _is_infinite(target) != _is_infinite(wanted):
             return {"status": "wrong", "detail": "infinite"}
-        size = abs(known.evalf()) if isinstance(known, Expr) and known.is_number else 1
-        if 1e-90 < size < 1e-3 and isinstance(target, Expr):  # no unsimplified zero
-            known, target = Integer(1), target / known  # the bound of `verify`, 1e-15, is absolute
+        size = abs(wanted.evalf()) if isinstance(wanted, Expr) and wanted.is_number else 1
+        # The bound of `verify`, 1e-15, is absolute. The lower bound excludes unsimplified zeros.
+        if 1e-90 < size < 1e-3 and isinstance(target, Expr):
+            wanted, target = Integer(1), target / wanted
         equal = verify(
-            known, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
+            wanted, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
-        if equal and _both_unsolvable(known, target):
+        if equal and _both_unsolvable(wanted, target):
             return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):
         raise  # not an answer of the algebra but a limit of the sandbox

@@ -38,12 +38,12 @@ RESAMPLES = 2000
 class Sampled(NamedTuple):
     """The responses to one question: (N + 1) G to the question, then G to each rephrasing."""
 
-    asked: Sequence[int]  # 0 for the question, n for its n-th rephrasing
+    rephrasings: Sequence[int]  # 0 for the question, n for its n-th rephrasing
     rewards: Sequence[bool]
 
     def sets(self, per_rephrasing: int) -> dict[str, slice]:
         """Return the places of the responses of each set."""
-        own = list(self.asked).count(0)
+        own = list(self.rephrasings).count(0)
         parts = slice(per_rephrasing), slice(own, None), slice(per_rephrasing, own)
         return dict(zip(("original", "rephrasings", "control"), parts, strict=True))
 

@@ -131,8 +131,8 @@ def build() -> dict[str, str]:
     }
     everywhere, defaults = accesses(sources), dict(flat(base("ppo_trainer")))
     here = {
-        name: [access for access in found if not OFF.search(access[1])]
-        for name, found in everywhere.items()
+        name: [access for access in listed if not OFF.search(access[1])]
+        for name, listed in everywhere.items()
     }
     corrections = yaml.safe_load(BY_HAND.read_text(encoding="utf-8"))  # the last match applies
     # An interpolation such as ${oc.select:actor_rollout_ref.actor.x,1} reads that key.

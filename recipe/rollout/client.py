@@ -170,10 +170,10 @@ class GroupedClient:
 
 def merged(parts: list[Part]) -> list[Part]:
     """Return the parts without empty ones, neighbors of one version as one part."""
-    found: list[Part] = []
+    result: list[Part] = []
     for version, tokens in parts:
-        if found and found[-1][0] == version:
-            tokens += found.pop()[1]
+        if result and result[-1][0] == version:
+            tokens += result.pop()[1]
         if tokens:
-            found.append((version, tokens))
-    return found
+            result.append((version, tokens))
+    return result

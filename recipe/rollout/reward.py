@@ -130,8 +130,8 @@ class RecipeRewardManager(RewardManagerBase):
         template, limit = self.bank[fields["template"]], int(fields.get("limit", self.limit))
         graded = None
         if row["data_source"] in self.verifiers:
-            found = extraction(self.settings.extraction, template)
-            graded = self.verifiers.grade(text, verifier_row(row), found)
+            rule = extraction(self.settings.extraction, template)
+            graded = self.verifiers.grade(text, verifier_row(row), rule)
             failed = (row["data_source"], str(graded.status))
             if graded.status not in ("correct", "wrong") and failed not in self.logged:
                 self.logged.add(failed)  # the first of a kind; metrics have the share

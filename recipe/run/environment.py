@@ -101,11 +101,11 @@ def gpu_count() -> int:
 @functools.cache  # each reads a file, and packages do not change while a process runs
 def versions() -> dict[str, str | None]:
     """Return the versions of `PACKAGES`; None for one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    installed: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def describe() -> dict[str, Any]:

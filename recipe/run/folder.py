@@ -144,12 +144,12 @@ class BenchmarkFolder:
 
 def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
     """Return the entries ``<before>N<after>`` by N, in order; N has no leading zeros."""
-    found = {}
+    entries = {}
     for path in folder.glob(f"{before}*{after}"):
         number = path.name[len(before) : len(path.name) - len(after)]
         if number.isascii() and number.isdecimal() and str(int(number)) == number:
-            found[int(number)] = path
-    return dict(sorted(found.items()))
+            entries[int(number)] = path
+    return dict(sorted(entries.items()))
 
 
 def read_config(run: Path) -> dict[str, Any]:

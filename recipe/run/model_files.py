@@ -51,8 +51,8 @@ def cpu_head_sizes() -> tuple[int, ...]:
 
     They are read from its source, because its import takes many seconds.
     """
-    found = importlib.util.find_spec("vllm")
-    folder = Path((found and found.origin) or "").parent
+    spec = importlib.util.find_spec("vllm")
+    folder = Path((spec and spec.origin) or "").parent
     with contextlib.suppress(OSError, ValueError, StopIteration):
         source = (folder / "v1/attention/backends/cpu_attn.py").read_text("utf-8")
         for node in ast.walk(ast.parse(source)):

@@ -27,12 +27,12 @@ ENGINE = "VLLM::"  # first characters of the titles of vLLM's processes: VLLM::E
 def _where(
     processes: Iterable[psutil.Process], holds: Callable[[psutil.Process], bool]
 ) -> list[psutil.Process]:
-    found = []
+    matches = []
     for process in processes:
         with contextlib.suppress(psutil.Error):  # gone meanwhile, or another user's
             if holds(process):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def marked(value: str) -> list[psutil.Process]:

@@ -146,7 +146,7 @@ def answer(graded: dict[str, Any]) -> str:
 def numbered(ids: Sequence[Any]) -> Tensor:
     """The distinct `ids` numbered from 0 in order of appearance, int64."""
     places: dict[Any, int] = {}
-    return torch.tensor([places.setdefault(one, len(places)) for one in ids], dtype=torch.int64)
+    return torch.tensor([places.setdefault(value, len(places)) for value in ids], dtype=torch.int64)
 
 
 def columns_of(
@@ -171,9 +171,9 @@ def columns_of(
     """
     rows = fetched.real()
     fields = dict(changed)
-    for name, found in (("advantages", advantages_BT), ("returns", returns_BT)):
+    for name, column in (("advantages", advantages_BT), ("returns", returns_BT)):
         full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
-        full[rows] = (advantages_BT if found is None else found).float()
+        full[rows] = (advantages_BT if column is None else column).float()
         fields[name] = full
     if any(excluded):
         out = [row for row, skip in zip(rows, excluded, strict=True) if skip]

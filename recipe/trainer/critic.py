@@ -74,9 +74,9 @@ class ValueModel:
         """Return V(q) of each prompt, from one forward pass."""
         batch = rows(prompts, [], self.ranks)
         tu.assign_non_tensor(batch, compute_loss=False, temperature=self.temperature)
-        found = self.workers.infer_batch(batch).get()["values"]
+        values = self.workers.infer_batch(batch).get()["values"]
         # The value before the filler token, as verl reads values.
-        return [float(row[-2]) for row in found.unbind()[: len(prompts)]]
+        return [float(row[-2]) for row in values.unbind()[: len(prompts)]]
 
     def fit(self, rollouts: RolloutBatch) -> dict[str, Any]:
         """Train V on the pass rates of a step; return verl's metrics of the update."""
@@ -93,6 +93,6 @@ class ValueModel:
             dataloader_kwargs={"shuffle": False},
             temperature=self.temperature,
         )
-        found = rename_dict(self.workers.train_mini_batch(batch).get()["metrics"], "critic/")
-        found["perf/mfu/critic"] = found.pop("critic/mfu")
-        return dict(reduce_metrics(found))
+        metrics = rename_dict(self.workers.train_mini_batch(batch).get()["metrics"], "critic/")
+        metrics["perf/mfu/critic"] = metrics.pop("critic/mfu")
+        return dict(reduce_metrics(metrics))

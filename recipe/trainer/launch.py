@@ -118,17 +118,17 @@ def wait(
             handler.listen()
             heads = processes.heads(str(config.recipe.run_dir))
         if any(map(processes.is_dead, heads or [])) and not done.done():
-            told = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
-            handler.leave(1, f"{told}\n{ending.how_to_go_on(config)}")
+            text = f"Ray's head process ({processes.HEAD}) has ended: it was killed, or has crashed"
+            handler.leave(1, f"{text}\n{ending.how_to_go_on(config)}")
             return
     done.result()
 
 
-def leave(run_dir: Path, say: Callable[[str], None], code: int, told: str) -> None:
+def leave(run_dir: Path, say: Callable[[str], None], code: int, message: str) -> None:
     """Record and print the reason, then end this process."""
     try:
-        ending.record(folder.RunFolder(run_dir), code, told)
-        say(f"recipe.train: {told}")
+        ending.record(folder.RunFolder(run_dir), code, message)
+        say(f"recipe.train: {message}")
     finally:  # whatever happens, for example if the terminal is gone
         os._exit(code)  # the reaper ends all others
 

@@ -25,7 +25,7 @@ class Liveness:
 
     def __init__(self, named: Callable[[], set[str]] = named_actors) -> None:
         self.named = named
-        self.known: set[str] = set()
+        self.actors: set[str] = set()
 
     def gone(self) -> list[str]:
         """Return the actors that have ended; [] if the query to Ray fails."""
@@ -33,5 +33,5 @@ class Liveness:
             alive = self.named()
         except RayError:  # Ray's head has died: the launching process ends the run
             return []
-        self.known |= alive
-        return sorted(self.known - alive)
+        self.actors |= alive
+        return sorted(self.actors - alive)

@@ -25,8 +25,8 @@ def mean(values: Iterable[float]) -> float:
 def values_by_id(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[float]]:
     """The values of every distinct id, in the order of the ids' first appearance."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
-    for one, value in zip(ids, values, strict=True):
-        groups[one].append(value)
+    for key, value in zip(ids, values, strict=True):
+        groups[key].append(value)
     return list(groups.values())
 
 
@@ -91,12 +91,12 @@ def by_label(
     """<kind>/<label>/<name>: share of the rows, accuracy, mean of each column, entropy."""
     metrics: dict[str, float] = {}
     for label in dict.fromkeys(labels):
-        here = [one == label for one in labels]
-        found = {"share": mean(here)}
+        here = [value == label for value in labels]
+        means = {"share": mean(here)}
         for name, values in {"accuracy": rollouts.accuracy, **columns}.items():
-            found[name] = mean(itertools.compress(values, here))
-        found |= entropy(rollouts, "entropy", here)
-        metrics |= {f"{kind}/{label}/{k}": v for k, v in found.items() if k != leave_out}
+            means[name] = mean(itertools.compress(values, here))
+        means |= entropy(rollouts, "entropy", here)
+        metrics |= {f"{kind}/{label}/{k}": v for k, v in means.items() if k != leave_out}
     return metrics
 
 

@@ -82,14 +82,14 @@ class QuestionStats:
             means = [sum(g) / len(g) for g in values_by_id(groups, rollouts.accuracy)]
             for group, accuracy in zip(dict.fromkeys(groups), means, strict=True):
                 self.see_group(group, accuracy)
-            known = self.rates.values()
-            metrics["curriculum/questions_seen"] = float(len(known))
-            metrics["curriculum/pass_rate"] = sum(known) / len(known)
+            rates = self.rates.values()
+            metrics["curriculum/questions_seen"] = float(len(rates))
+            metrics["curriculum/pass_rate"] = sum(rates) / len(rates)
             if self.predicted:
-                asked = dict.fromkeys(zip(groups, rollouts.questions, strict=True))
+                pairs = dict.fromkeys(zip(groups, rollouts.questions, strict=True))
                 errors = [
                     abs(self.predicted[question] - mean)
-                    for (_, question), mean in zip(asked, means, strict=True)
+                    for (_, question), mean in zip(pairs, means, strict=True)
                 ]
                 metrics["curriculum/value_error"] = sum(errors) / len(errors)
         self.question_of = {g: q for g, q in self.question_of.items() if g in in_flight}

@@ -136,12 +136,12 @@ class SavingTrainer(PPOTrainer):
         lr = float(self.config.actor_rollout_ref.actor.optim.lr)
         saved = checkpoints.saved_steps(self.saves)
         command = guard.remedy(str(self.run_dir), history, saved, lr)
-        told = (
+        message = (
             f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. From the "
             f"best checkpoint: {command}"
         )
-        print(told, flush=True)
-        return told
+        print(message, flush=True)
+        return message
 
     def _save_unsaved(self) -> None:
         """Save this step if verl has not. The engine is awake, so it sleeps meanwhile."""

@@ -87,7 +87,7 @@ def workload(ordinary: int, hostile: int, seed: int) -> list[tuple[str, str, str
     return rows
 
 
-def found(node: Mapping[str, Any], kind: str) -> Any:
+def field_of(node: Mapping[str, Any], kind: str) -> Any:
     return next((node[name] for name in NAMES[kind] if name in node), None)
 
 
@@ -96,8 +96,8 @@ def stored(node: Any, question: str = "", gold: Any = None) -> Iterator[tuple[st
     if not isinstance(node, Mapping):
         return
     question = node.get("question") or node.get("problem") or question
-    gold = found(node, "gold") if found(node, "gold") is not None else gold
-    responses, verdicts = found(node, "response"), found(node, "verdict")
+    gold = field_of(node, "gold") if field_of(node, "gold") is not None else gold
+    responses, verdicts = field_of(node, "response"), field_of(node, "verdict")
     if gold is not None and responses is not None and verdicts is not None:
         pairs = (responses, verdicts) if isinstance(responses, list) else ([responses], [verdicts])
         answer = re.split(r"####|\n?A:", str(gold))[-1].strip()

@@ -47,11 +47,11 @@ def test_differences_by_hand(sides: tuple[Path, Path]) -> None:
 def test_other_questions_graders_and_the_same_folder_are_rejected(
     tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = write_checkpoint(tmp_path / "three" / "s", 3, {"x": A["x"]}).root
-    with changing(other / "scores.json") as scores:
+    second = write_checkpoint(tmp_path / "three" / "s", 3, {"x": A["x"]}).root
+    with changing(second / "scores.json") as scores:
         scores["benchmarks"]["x"]["grader"] = "old"
     with pytest.raises(EvaluationError, match=r"eval\.score"):
-        compare(read_side(sides[0], None), read_side(other, None))
+        compare(read_side(sides[0], None), read_side(second, None))
     a, b = (read_side(side, None) for side in sides)
     b.benchmarks["x"]["settings"]["sha256"] = "changed"
     with pytest.raises(EvaluationError, match=r"x: the two .* .sha256"):
@@ -117,10 +117,10 @@ def test_a_run_stands_for_its_result_and_one_model_may_have_two_settings(
         write_checkpoint(run / "eval" / "s", step, {"x": A["x"]})
     (run / "config.yaml").write_text("{}")
     assert read_side(run, None).name == "grpo/s/step_30"
-    other = write_checkpoint(run / "eval" / "t", 30, {"x": B["x"]}).root
-    assert main([str(run), str(other), "--settings", "s"]) == 0
+    second = write_checkpoint(run / "eval" / "t", 30, {"x": B["x"]}).root
+    assert main([str(run), str(second), "--settings", "s"]) == 0
     assert "A: grpo/s/step_30  B: grpo/t/step_30" in capsys.readouterr().out
-    assert main([str(run), str(other), "--settings", "none"]) == 1
+    assert main([str(run), str(second), "--settings", "none"]) == 1
 
 
 def test_the_page_holds_the_answers_of_both(

@@ -35,7 +35,7 @@ def benchmark_of(*questions: Question, **changes: Any) -> LoadedBenchmark:
 
 
 def sampled(engine: FakeEngine) -> list[tuple[int, int]]:
-    return sorted((request.question, request.key[2]) for request in engine.asked)
+    return sorted((request.question, request.key[2]) for request in engine.requests)
 
 
 def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
@@ -78,7 +78,7 @@ def test_a_benchmark_may_have_its_own_template(run: Runner, make_benchmark: Make
     run(FakeEngine(right), plain)  # an earlier sweep, without the other
     own, engine = dataclasses.replace(made, template="deepseek-r1"), FakeEngine(right)
     scores = run(engine, plain, own)
-    assert len(engine.asked) == len(own.questions)  # plain is done already
+    assert len(engine.requests) == len(own.questions)  # plain is done already
     entries = scores["benchmarks"]
     named = {name: entry["settings"].get("template") for name, entry in entries.items()}
     assert named == {"plain": None, "own": "deepseek-r1"}
@@ -88,7 +88,7 @@ def test_a_benchmark_may_have_its_own_template(run: Runner, make_benchmark: Make
     assert regrade(EvaluationFolder(run.only("*/step_20")))["benchmarks"] == entries
     # Another template is asked again, beside the old samples.
     run(engine, plain, dataclasses.replace(own, template="open-r1"))
-    assert len(engine.asked) == 2 * len(own.questions)
+    assert len(engine.requests) == 2 * len(own.questions)
 
 
 @pytest.mark.parametrize("repeats", [True, False])
@@ -104,7 +104,7 @@ def test_greedy_samples_are_made_once_unless_the_engine_varies(
     engine = FakeEngine(answer)
     benchmark = make_benchmark(questions=70, samples=5)
     entry = run(engine, benchmark, temperature=0.0)["benchmarks"]["toy"]
-    assert len(engine.asked) == (70 + 64 if repeats else 70 * 5)
+    assert len(engine.requests) == (70 + 64 if repeats else 70 * 5)
     assert entry["samples"] == (70 if repeats else 350)
     assert entry["settings"]["samples"] == (1 if repeats else 5)
     assert entry["settings"].get("samples_requested") == (5 if repeats else None)
@@ -112,7 +112,7 @@ def test_greedy_samples_are_made_once_unless_the_engine_varies(
     graded = run.only("*/step_20/toy/grades.jsonl")
     before = graded.stat().st_mtime_ns
     run(engine, benchmark, temperature=0.0)
-    assert len(engine.asked) == (70 + 64 if repeats else 70 * 5), "it is done"
+    assert len(engine.requests) == (70 + 64 if repeats else 70 * 5), "it is done"
     assert graded.stat().st_mtime_ns == before  # nor is it graded again
 
 
@@ -121,12 +121,12 @@ def test_shots_precede_the_question_and_stops_reach_the_engine(
 ) -> None:
     engine, plain = FakeEngine(right), make_benchmark(questions=1)
     run(engine, dataclasses.replace(plain, shots=(("5 + 5?", "10"),)), stop=["\n\n"])
-    assert engine.asked[0].stop == ("\n\n",)
+    assert engine.requests[0].stop == ("\n\n",)
     (line,) = read_lines(run.only("*/step_20/toy/questions.jsonl"))
     turn = "<|im_start|>user\n5 + 5?<|im_end|>\n<|im_start|>assistant\n10<|im_end|>\n"
     assert f"{turn}<|im_start|>user\ntoy: what is 0 + 1?" in line["prompt"]
     run(engine, plain, stop=["\n\n"])
-    assert len(engine.asked) == 2, "without shots it is another prompt"
+    assert len(engine.requests) == 2, "without shots it is another prompt"
 
 
 def test_a_tolerance_pays_close_decimals_and_survives_regrading(run: Runner) -> None:
@@ -137,7 +137,7 @@ def test_a_tolerance_pays_close_decimals_and_survives_regrading(run: Runner) -> 
     scores = run(close, dataclasses.replace(exact, tolerance=0.01))
     assert scores["benchmarks"]["toy"]["question_means"] == [1, 0]
     assert scores["benchmarks"]["toy"]["accuracy_under"] == {"strict": 0.5, "default": 0.5}
-    assert len(close.asked) == 2, "the stored samples are graded again"
+    assert len(close.requests) == 2, "the stored samples are graded again"
     assert close.starts == close.stops == 1
     assert regrade(EvaluationFolder(run.only("*/step_20"))) == scores
     question = make_question(text=r"Compute $13.6(1-\frac14)$.", answers=("10.2",), source="t")
@@ -183,25 +183,25 @@ def test_more_samples_generate_the_missing_ones_and_fewer_generate_none(
     assert sampled(engine) == [(q, s) for q in range(3) for s in (4, 5)]
     assert more["benchmarks"]["toy"]["samples"] == 18
     less = run(engine, make_benchmark(questions=2, samples=1))
-    assert less["benchmarks"]["toy"]["samples"] == 2 and len(engine.asked) == 6
+    assert less["benchmarks"]["toy"]["samples"] == 2 and len(engine.requests) == 6
     assert len(list(run.root.glob("*"))) == 1  # one folder of settings
 
 
 def test_other_weights_are_sampled_again_and_old_samples_stay(
     run: Runner, make_benchmark: MakeBenchmark
 ) -> None:
-    toy, other = make_benchmark(), make_benchmark("other", questions=2)
-    run(FakeEngine(right), toy, other)
+    toy, two_questions = make_benchmark(), make_benchmark("two_questions", questions=2)
+    run(FakeEngine(right), toy, two_questions)
     old = run.contents("samples-*")
     retrained = dataclasses.replace(run.checkpoint, identity={"files": "others"})
     engine = FakeEngine(right_if_even)
     scores = Runner(run.root, retrained)(engine, toy)
-    assert len(engine.asked) == 6
+    assert len(engine.requests) == 6
     assert list(scores["benchmarks"]) == ["toy"]  # the other's score is of other weights
     assert run.contents("samples-*").items() >= old.items()
     again = FakeEngine(right)
-    assert set(run(again, toy, other)["benchmarks"]) == {"toy", "other"}
-    assert again.asked == []
+    assert set(run(again, toy, two_questions)["benchmarks"]) == {"toy", "two_questions"}
+    assert again.requests == []
 
 
 def test_a_repeated_question_is_asked_once_and_counts_twice(
@@ -236,7 +236,7 @@ def test_the_context_fits_all_benchmarks_or_is_the_requested_one(
 ) -> None:
     benchmark, engine = make_benchmark(), FakeEngine(right)
     run(engine, benchmark, make_benchmark("a_benchmark_of_a_longer_name"))
-    longest = max(len(request.prompt_token_ids) for request in engine.asked)
+    longest = max(len(request.prompt_token_ids) for request in engine.requests)
     assert engine.context == longest + 64 and engine.starts == 1
     run(engine, benchmark, max_model_len=900)
     assert engine.context == 900
@@ -278,7 +278,7 @@ def test_a_verifier_of_the_user_scores_and_grades_again(
 
     entry = run(engine, benchmark, verifiers=OWN)["benchmarks"]["toy"]
     (item,) = run.items
-    assert len(engine.asked) == 6  # the same responses, graded again
+    assert len(engine.requests) == 6  # the same responses, graded again
     assert entry["accuracy"] == 0.5
     assert entry["accuracy_under"] == {"strict": 0.5, "default": 0.5}
     assert entry["parts"] == {"score": 0.75}

@@ -61,7 +61,7 @@ def test_a_run_is_swept_with_one_engine_and_again_with_none(
     for file in run.glob("eval/*/step_1/toy/scores.json"):
         write_json(file, read_json(file) | {"truncation_rate": 1 / 3})
     assert sweep.main([str(run)]) == 0
-    assert engine.starts == 1 and len(engine.asked) == 15
+    assert engine.starts == 1 and len(engine.requests) == 15
     output = capsys.readouterr().out
     assert output.count("--max-tokens=8: 33% of the responses were truncated. Raise it") == 1
 
@@ -87,7 +87,7 @@ def test_the_tasks_of_an_array_start_at_different_checkpoints(
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", task and "3")
     assert sweep.main([str(run)]) == 0
     assert engine.models[0].endswith(f"step_{first}")
-    assert len(engine.asked) == 15  # every task does what is left
+    assert len(engine.requests) == 15  # every task does what is left
 
 
 def test_a_damaged_export_is_found_before_an_engine_starts(
@@ -148,7 +148,7 @@ def test_a_preset_overrides_the_run_and_options_override_the_preset(
     settings = read_json(path)
     assert (settings["temperature"], settings["top_p"], settings["max_tokens"]) == (0.6, 0.95, 5)
     assert "top_k" not in settings
-    assert len(engine.asked) == 2 * 5
+    assert len(engine.requests) == 2 * 5
 
 
 def test_dry_run_prints_settings_and_first_prompts(

@@ -28,7 +28,7 @@ class FakeEngine:
     def __init__(self, answer: Answer, die_after: int | None = None) -> None:
         self.answer, self.die_after = answer, die_after
         self.starts = self.stops = 0
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.models: list[str] = []
         self.context = 0
         self.served = ""  # the model whose weights it answers with
@@ -46,9 +46,9 @@ class FakeEngine:
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
         for request in reversed(requests):
-            if self.die_after is not None and len(self.asked) >= self.die_after:
+            if self.die_after is not None and len(self.requests) >= self.die_after:
                 raise KeyboardInterrupt
-            self.asked.append(request)
+            self.requests.append(request)
             self.models.append(self.served)
             text = self.answer(request)
             yield request, {"response": text, "tokens": len(text), "finish_reason": "stop"}

@@ -37,8 +37,8 @@ def write_questions(path: Path, count: int) -> Path:
 
 def rephrase(_: int, body: dict[str, Any]) -> Reply:
     """The same five candidates for a question, whatever the order of the requests."""
-    asked = body["messages"][0]["content"].rpartition("Question: ")[2].split("\n")[0]
-    i = next(i for i in range(200) if text(i) == asked)
+    question = body["messages"][0]["content"].rpartition("Question: ")[2].split("\n")[0]
+    i = next(i for i in range(200) if text(i) == question)
     words = {"name": NAMES[i % 10], "a": 10 + i, "b": 30 + 2 * i, "c": 11 + i, "s": 40 + 3 * i}
     texts = [form.format(**words) for form in (GOOD + BAD)]
     return Reply(chat(texts[: body["n"]]))
@@ -68,7 +68,7 @@ class Pipeline:
         write_lines(self.folder / name, records)
         return str(self.folder / name)
 
-    def asked(self) -> list[Question]:
+    def original(self) -> list[Question]:
         return read_parquet(self.questions)
 
     def written(self) -> list[Question]:

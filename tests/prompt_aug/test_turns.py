@@ -36,12 +36,12 @@ def ids_of(made: Any, text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", ENDS)
 def test_a_response_ends_at_every_end_of_the_turn_and_at_nothing_else(kind: Any) -> None:
-    made, said = kind(), "<think>\n\na user <b>7</b>\n</think> \\boxed{7}"
+    made, response = kind(), "<think>\n\na user <b>7</b>\n</think> \\boxed{7}"
     end = end_of_turn(made)
     assert end.ids == set(made.convert_tokens_to_ids(ENDS[kind]))
     for marker in ENDS[kind]:
-        assert end.text(ids_of(made, f"{said}{marker}user\n3+4?\\boxed{{8}}")) == said
-    assert end.text(ids_of(made, said)) == end.cut(said) == said
+        assert end.text(ids_of(made, f"{response}{marker}user\n3+4?\\boxed{{8}}")) == response
+    assert end.text(ids_of(made, response)) == end.cut(response) == response
     assert end.text(ids_of(made, "a END b END"), stop=("b", "END")) == "a END"
 
 

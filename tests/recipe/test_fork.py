@@ -45,14 +45,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]:
     code = fork.main([str(x) for x in arguments])
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    output = capsys.readouterr()
+    return code, output.out + output.err
 
 
 def forked(run: RunFolder, capsys: pytest.CaptureFixture[str], step: int, *more: str) -> RunFolder:
     new = RunFolder(run.root.parent / "new")
-    code, said = call(capsys, run.root, "--step", step, new.root, *more)
-    assert code == 0, said
+    code, output = call(capsys, run.root, "--step", step, new.root, *more)
+    assert code == 0, output
     return new
 
 
@@ -62,8 +62,8 @@ def test_a_fork_has_the_checkpoint_and_both_folders_record_it(
     new = RunFolder(run.root.parent / "new")
     left = run.root.parent / ".new.fork" / "half"  # by a killed call
     left.mkdir(parents=True)
-    code, said = call(capsys, run.root, "--step", 2, new.root)
-    assert code == 0, said
+    code, output = call(capsys, run.root, "--step", 2, new.root)
+    assert code == 0, output
     assert not left.exists()
     assert checkpoints.tracked_step(new.checkpoints) == 2
     assert checkpoints.damage(new.checkpoint(2)) is None and not new.checkpoint(1).exists()
@@ -75,7 +75,7 @@ def test_a_fork_has_the_checkpoint_and_both_folders_record_it(
     assert (record["run"], record["step"], record["overrides"]) == (str(run.root), 2, [])
     assert read_lines(run.forks) == [record]
     # The printed command passes the checks, as a resume of the same experiment.
-    assert train.main([*shlex.split(said.splitlines()[1])[3:], "--dry-run"]) == 0
+    assert train.main([*shlex.split(output.splitlines()[1])[3:], "--dry-run"]) == 0
     # Hard links: a run that saves the step once more writes into files of its own.
     shard = new.checkpoint(2) / "actor" / "model_world_size_1_rank_0.pt"
     before = shard.read_bytes()
@@ -106,7 +106,7 @@ def test_a_fork_may_have_other_prompts(run: RunFolder, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--step", "7", "NEW"], "global_step_7 cannot be used: there is no such folder."),
         (["--step", "2", "RUN"], "it exists already"),
@@ -118,11 +118,11 @@ def test_a_fork_may_have_other_prompts(run: RunFolder, capsys: pytest.CaptureFix
     ],
 )
 def test_bad_forks_are_refused_and_leave_nothing(
-    run: RunFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    run: RunFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     names = {"NEW": str(run.root.parent / "new"), "RUN": str(run.root)}
-    code, said = call(capsys, run.root, *(names.get(a, a) for a in arguments))
-    assert code == 1 and told in said and "Traceback" not in said
+    code, output = call(capsys, run.root, *(names.get(a, a) for a in arguments))
+    assert code == 1 and message in output and "Traceback" not in output
     assert not run.forks.exists() and not list(run.root.parent.glob("*new*"))
 
 
@@ -136,8 +136,8 @@ def test_a_fork_that_switches_a_feature_off_drops_its_keys() -> None:
 
 def test_a_live_run_is_not_forked(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with lock(run.root):
-        code, said = call(capsys, run.root, "--step", 2, run.root.parent / "new")
-    assert code == 1 and "in use by process" in said
+        code, output = call(capsys, run.root, "--step", 2, run.root.parent / "new")
+    assert code == 1 and "in use by process" in output
     forked(run, capsys, 2)
 
 
@@ -156,6 +156,6 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     assert resume.repair_checkpoints(config) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
     third = [f"recipe.run_dir={run.root.parent / 'third'}", words[0], words[3]]
-    for path, told in ((run.checkpoint(3), "no such folder"), ("null", "RUN/checkpoints")):
-        with pytest.raises(ConfigError, match=told):
+    for path, message in ((run.checkpoint(3), "no such folder"), ("null", "RUN/checkpoints")):
+        with pytest.raises(ConfigError, match=message):
             checks.check(compose_config("toy", [*third, f"trainer.resume_from_path={path}"]))

@@ -13,7 +13,7 @@ A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ("data.train_batch_sise=8", "data.train_batch_sise=8: no key"),
         ("+trainer.nobody_reads_this=1", "+trainer.nobody_reads_this=1: no key"),
@@ -37,21 +37,21 @@ A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     ],
 )
 def test_findings(
-    settings: str, told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: str, message: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "run.sh"
     script.write_text(HEAD + " \\\n    ".join(["", *settings.split(" ", 1)]) + "\n")
-    assert lint.main([str(script)]) == bool(told)
-    said = capsys.readouterr().out
-    assert told is None or (told in said and f"{script}:5: " in said)
+    assert lint.main([str(script)]) == bool(message)
+    output = capsys.readouterr().out
+    assert message is None or (message in output and f"{script}:5: " in output)
 
 
 def test_a_configuration_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("defaults: [recipe]\nrecipe:\n  name: x\n  sede: 3\n")
     assert lint.main([str(path), "recipe.seed=x"]) == 1
-    said = capsys.readouterr().out
-    assert f"{path}:4: recipe.sede=3: no key 'recipe.sede', did you mean recipe.seed?" in said
+    output = capsys.readouterr().out
+    assert f"{path}:4: recipe.sede=3: no key 'recipe.sede', did you mean recipe.seed?" in output
 
 
 def test_neither_ray_nor_torch_is_imported() -> None:

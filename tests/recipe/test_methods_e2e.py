@@ -190,18 +190,18 @@ def test_weights_do_not_depend_on_micro_batches_or_ranks(runs: Runner) -> None:
 
     The two ranks resume from the checkpoint that one rank saved after the first step.
     """
-    whole = runs.finish("anchored")[-1]
+    baseline = runs.finish("anchored")[-1]
     expected = runs.arrays("anchored", 2)
-    assert 0.1 < whole["weights/effective_tokens"] < 1  # the weights are not all 1
+    assert 0.1 < baseline["weights/effective_tokens"] < 1  # the weights are not all 1
     metrics = runs.finish("ranks")[-1]
-    assert metrics["train/optimizer_steps"] == whole["train/optimizer_steps"] == 2
+    assert metrics["train/optimizer_steps"] == baseline["train/optimizer_steps"] == 2
     seen = runs.arrays("ranks", 2)
     order, same = (sort_rows(a) for a in (expected, seen))
     for name in ("responses", "rephrasing"):
         np.testing.assert_array_equal(expected[name][order], seen[name][same])
     # float32 log-probabilities of differently padded batches: 1e-5, times weights of order 1
     np.testing.assert_allclose(expected["advantages"][order], seen["advantages"][same], atol=1e-4)
-    assert metrics["actor/grad_norm"] == pytest.approx(whole["actor/grad_norm"], rel=1e-3)
+    assert metrics["actor/grad_norm"] == pytest.approx(baseline["actor/grad_norm"], rel=1e-3)
 
 
 def sort_rows(arrays: Any) -> np.ndarray:

@@ -29,13 +29,13 @@ def overridden(cls: type, ours: str = "recipe.") -> set[str]:
     assert isinstance(tree, ast.ClassDef)
     written = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
     above = [vars(base) for base in cls.__mro__[1:] if not base.__module__.startswith(ours)]
-    found = {name: next((v[name] for v in above if name in v), None) for name in written}
-    return {n for n, m in found.items() if m and not getattr(m, "__isabstractmethod__", False)}
+    inherited = {name: next((v[name] for v in above if name in v), None) for name in written}
+    return {n for n, m in inherited.items() if m and not getattr(m, "__isabstractmethod__", False)}
 
 
 def subclasses_of_verl() -> list[type]:
     """The classes of recipe/ that derive from a class of verl."""
-    found = []
+    classes = []
     for path in sorted((ROOT / "recipe").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         froms = [str(n.module) for n in tree.body if isinstance(n, ast.ImportFrom)]
@@ -43,8 +43,8 @@ def subclasses_of_verl() -> list[type]:
         if names and any(module.split(".")[0] == "verl" for module in froms):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             module = importlib.import_module(name)
-            found += [getattr(module, name) for name in names]
-    return [c for c in found if any(b.__module__.startswith("verl.") for b in c.__mro__)]
+            classes += [getattr(module, name) for name in names]
+    return [c for c in classes if any(b.__module__.startswith("verl.") for b in c.__mro__)]
 
 
 @pytest.mark.parametrize("cls", subclasses_of_verl(), ids=lambda cls: cls.__name__)

@@ -252,14 +252,14 @@ def test_steps_trained_again_have_the_same_results(finished: dict[str, Any]) -> 
     final = {m["step"]: (responses(run, m["step"]), m) for m in run_folder.read_metrics(run)}
     again = {**finished["after"], 5: final[5]}
     assert {3, 5} <= set(finished["before"]) <= set(again)
-    for step, (first, one) in finished["before"].items():
-        second, other = again[step]
+    for step, (first, line) in finished["before"].items():
+        second, repeated = again[step]
         assert first == second
-        assert one["actor/grad_norm"] > 0  # the policy did change
-        keys = {key for key in one if not key.startswith(TIMED)}
+        assert line["actor/grad_norm"] > 0  # the policy did change
+        keys = {key for key in line if not key.startswith(TIMED)}
         assert {"actor/grad_norm", "train/entropy", "actor/loss"} <= keys
         for key in keys:
-            assert one[key] == pytest.approx(other[key], abs=1e-6, nan_ok=True), key
+            assert line[key] == pytest.approx(repeated[key], abs=1e-6, nan_ok=True), key
 
 
 def test_rewards_are_accuracy_plus_format_and_metrics_are_their_means(
@@ -321,13 +321,13 @@ def test_real_questions_are_trained_on_and_asked(
     finished: dict[str, Any], shared_data: Path
 ) -> None:
     run = finished["run"]
-    asked = {q.uid: q for q in read_parquet(run.parent / "train.parquet") if "\\" in q.text}
-    assert len(asked) == REAL
-    rows = [r for s in range(1, STEPS + 1) for r in rollouts(run, s) if r["uid"] in asked]
+    questions = {q.uid: q for q in read_parquet(run.parent / "train.parquet") if "\\" in q.text}
+    assert len(questions) == REAL
+    rows = [r for s in range(1, STEPS + 1) for r in rollouts(run, s) if r["uid"] in questions]
     assert len({r["uid"] for r in rows}) == REAL  # five steps are an epoch
     for row in rows:
-        assert asked[row["uid"]].text in row["prompt"]
-        assert row["gold"] == list(asked[row["uid"]].answers)
+        assert questions[row["uid"]].text in row["prompt"]
+        assert row["gold"] == list(questions[row["uid"]].answers)
         assert row["status"] and not row["accuracy"]
     suite = shared_data / "evaluation_suite" / "math"
     done = call(

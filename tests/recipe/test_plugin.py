@@ -26,6 +26,6 @@ def test_a_failure_that_verl_ignores_ends_a_run() -> None:
         for more in ({}, ours)
     )
     assert "went on" in ignored.communicate(timeout=300)[0]
-    out, said = stopped.communicate(timeout=300)
+    out, stderr = stopped.communicate(timeout=300)
     assert stopped.returncode != 0 and "went on" not in out
-    assert "recipe.patches.cpu.cpu_platform" in said and "Traceback" in said
+    assert "recipe.patches.cpu.cpu_platform" in stderr and "Traceback" in stderr

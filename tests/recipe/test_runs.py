@@ -23,8 +23,8 @@ def make(path: Path, steps: int = 4, done: int = 0) -> RunFolder:
 
 def rows(folder: Path) -> dict[str, dict[str, str]]:
     """The cells of each run by the header of their column."""
-    found = {str(p.relative_to(folder)): runs.row(p, p.name) for p in runs.find(folder)}
-    return {name: dict(zip(runs.HEADER, cells, strict=True)) for name, cells in found.items()}
+    listed = {str(p.relative_to(folder)): runs.row(p, p.name) for p in runs.find(folder)}
+    return {name: dict(zip(runs.HEADER, cells, strict=True)) for name, cells in listed.items()}
 
 
 def test_the_states(tmp_path: Path) -> None:
@@ -65,28 +65,9 @@ def test_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert tuple(rows(tmp_path)["a"].values()) == cells
     assert runs.main([str(tmp_path)]) == 0
     assert " ".join(capsys.readouterr().out.splitlines()[1].split()) == " ".join(cells)
+    assert runs.main([str(run.data("train").parent)]) == 1  # there is no run
 
 
 def test_a_torn_configuration_costs_its_own_numbers_only(tmp_path: Path) -> None:
     make(tmp_path / "a", done=1).config.write_bytes(b"trainer: {total\xff")
     assert rows(tmp_path)["a"]["step"] == "1/?"
-
-
-@pytest.mark.parametrize(
-    ("folder", "code", "words"),
-    [("nowhere", 2, "is not a folder"), ("", 2, "is empty"), (".", 1, "no run in")],
-)
-def test_a_folder_without_runs_is_one_line(
-    folder: str,
-    code: int,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        assert runs.main([folder]) == code
-    except SystemExit as error:  # argparse
-        assert error.code == code
-    assert words in capsys.readouterr().err.splitlines()[0]

@@ -110,10 +110,10 @@ def test_the_missing_files_of_smollm2_name_the_command_that_makes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = list(files(Setup(compose_config("smollm2", ["machine=cpu"]))))
+    messages = list(files(Setup(compose_config("smollm2", ["machine=cpu"]))))
     keys = ["recipe.model_path", "data.train_files", "data.val_files"]
-    assert [message.partition("=")[0] for message in found] == keys
-    assert all("`bash scripts/smollm2.sh`" in message for message in found)
+    assert [message.partition("=")[0] for message in messages] == keys
+    assert all("`bash scripts/smollm2.sh`" in message for message in messages)
 
 
 def test_the_toy_stays_in_float32() -> None:

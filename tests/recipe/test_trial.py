@@ -19,7 +19,7 @@ NAN = float("nan")
     ("figures", "good"),
     [
         ((0.9999, 0.001), True),
-        *(((found, 0.0), False) for found in (0.98, NAN)),
+        *(((correlation, 0.0), False) for correlation in (0.98, NAN)),
         *(((0.998, distance), False) for distance in (4.7, 0.006, NAN)),
     ],
 )
@@ -41,8 +41,8 @@ def test_a_run_without_a_step_fails(tmp_path: Path) -> None:
 
 
 def test_advantages_alternate() -> None:
-    found = trial.alternating(torch.zeros(5), torch.zeros(5, dtype=torch.long))
-    assert found.tolist() == [-1, 1, -1, 1, -1]
+    advantages = trial.alternating(torch.zeros(5), torch.zeros(5, dtype=torch.long))
+    assert advantages.tolist() == [-1, 1, -1, 1, -1]
 
 
 @pytest.mark.config
@@ -74,11 +74,11 @@ def test_the_doctor_runs_the_stages_and_stops_at_a_failure(
     monkeypatch.setattr(trial, "stages", stages)
     monkeypatch.setattr(doctor, "examine", lambda *_: [])
     assert doctor.main(["--runs", str(tmp_path / "runs"), "--train"]) == int(fails)
-    told = capsys.readouterr()
-    assert "ok   train: " in told.out
+    output = capsys.readouterr()
+    assert "ok   train: " in output.out
     left = list((tmp_path / "runs").iterdir())
     if fails:
-        assert "export: exit code 1. See" in told.err
+        assert "export: exit code 1. See" in output.err
         assert "No module named no_such" in (left[0] / "export.log").read_text()
     else:
-        assert "step, s: 2.5" in told.out and left == []
+        assert "step, s: 2.5" in output.out and left == []

@@ -128,6 +128,6 @@ def corrected(arrays: Any, metrics: dict[str, float]) -> None:
         "rollout_rs_seq_mean_k3_seq_masked_fraction": rejected_B.mean(),
         "rollout_rs_masked_fraction": rejected_BT[inside_BT].mean(),
     }
-    found = {name: metrics[f"rollout_corr/{name}"] for name in expected}
-    assert found == pytest.approx(expected, abs=1e-4)
+    computed = {name: metrics[f"rollout_corr/{name}"] for name in expected}
+    assert computed == pytest.approx(expected, abs=1e-4)
     assert not arrays["advantages"][rejected_BT & inside_BT].any()

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ("--seed=x", "argument --seed"),
         ("--see=3", "unrecognized arguments: --see"),
@@ -45,12 +45,12 @@ def parser() -> argparse.ArgumentParser:
     ],
 )
 def test_wrong_usage_is_told_like_other_errors(
-    given: str, told: str, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+    given: str, message: str, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as error:
         parser.parse_args([given])
     assert error.value.code == 2
-    assert capsys.readouterr().err.startswith(f"x: {told}")
+    assert capsys.readouterr().err.startswith(f"x: {message}")
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,10 @@ def test_lines_cut_anywhere_go_on_with_what_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     records = [{"a": 1, "b": {"c": "}"}}, {"a": "ä\n"}]
     write_lines(path, records)
-    whole = path.read_bytes()
-    ends = [i for i, byte in enumerate(whole) if byte == 0x0A]  # a record is whole from here
-    for cut in range(len(whole) + 1):
-        path.write_bytes(whole[:cut])
+    content = path.read_bytes()
+    ends = [i for i, byte in enumerate(content) if byte == 0x0A]  # a record is whole from here
+    for cut in range(len(content) + 1):
+        path.write_bytes(content[:cut])
         kept = records[: sum(end <= cut for end in ends)]
         assert read_lines(path) == kept
         append_lines(path, [{"new": cut}], sync=True)
@@ -129,12 +129,12 @@ def test_a_folder_has_one_holder_and_a_killed_one_frees_it(tmp_path: Path) -> No
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "SLURM_JOB_ID": "5"}
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline().strip() == "held"
-        with pytest.raises(InUseError, match=rf"in use by process {other.pid} on .* \(job 5\)"):
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline().strip() == "held"
+        with pytest.raises(InUseError, match=rf"in use by process {holder.pid} on .* \(job 5\)"):
             lock(tmp_path)
         assert is_held(tmp_path)
-        other.kill()
+        holder.kill()
     assert not is_held(tmp_path)
     with lock(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()}"):
         lock(tmp_path)

@@ -21,13 +21,13 @@ def test_the_right_letter_is_right_alone_and_with_its_text_or_the_start_of_it(ro
 
 
 @pytest.mark.parametrize(
-    ("right", "other"),
+    ("right", "wrong"),
     [("110-130", "140-160"), ("Bb Bb", "BB BB"), ("True, False", "False, True"), ("3 km", "3")],
 )
-def test_the_text_of_another_option_is_wrong_however_near(right: str, other: str) -> None:
-    options = ("none", right, other)
+def test_the_text_of_another_option_is_wrong_however_near(right: str, wrong: str) -> None:
+    options = ("none", right, wrong)
     assert grade(rf"\boxed{{(B) {right}}}", "B", options=options).correct
-    assert not grade(rf"\boxed{{(B) {other}}}", "B", options=options).correct
+    assert not grade(rf"\boxed{{(B) {wrong}}}", "B", options=options).correct
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,10 @@ def test_a_letter_after_a_box_without_one_counts(response: str, correct: bool) -
 )
 def test_a_letter_of_a_formula_or_sentence_is_no_choice(box: str) -> None:
     options = (*OPTIONS, "5", "6", "7", "8", "9")
-    for said, correct in (("Answer: B", True), ("The answer is (C).", False), ("", False)):
-        assert grade(rf"So \boxed{{{box}}}.\n\n{said}", "B", options=options).correct == correct
+    for conclusion, correct in (("Answer: B", True), ("The answer is (C).", False), ("", False)):
+        assert (
+            grade(rf"So \boxed{{{box}}}.\n\n{conclusion}", "B", options=options).correct == correct
+        )
 
 
 def test_a_letter_alone_is_right_also_if_an_option_has_no_words() -> None:

@@ -50,8 +50,8 @@ def test_random_formulas_have_their_value(formula: Formula) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(formulas, formulas)
-def test_difference_is_exactly_difference(one: Formula, other: Formula) -> None:
-    assert surely_different(evaluate(one[0]), evaluate(other[0])) == (one[1] != other[1])
+def test_difference_is_exactly_difference(first: Formula, second: Formula) -> None:
+    assert surely_different(evaluate(first[0]), evaluate(second[0])) == (first[1] != second[1])
 
 
 @settings(max_examples=60, deadline=None)

@@ -152,6 +152,6 @@ SEPARATORS = (
 
 @pytest.mark.parametrize("separator", SEPARATORS)
 def test_two_values_are_right_for_at_most_one_gold(separator: str) -> None:
-    for one, other in itertools.permutations(VALUES, 2):
-        both = one + separator + other
+    for first, second in itertools.permutations(VALUES, 2):
+        both = first + separator + second
         assert sum(grade_answer(both, gold).correct for gold in VALUES) <= 1, both

@@ -117,10 +117,10 @@ def test_run_again_it_gives_the_same_bytes_and_killed_it_leaves_no_manifest(
 
 def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
     long = "A train leaves the station at noon and meets another one after {} hours. How far is it?"
-    one, other = long.format("two"), long.format("2")
+    first, second = long.format("two"), long.format("2")
     # 15 3-grams each, 3 of which have the changed word: 12 / 18 is below 0.8
-    for text, pairs in ((other, []), (one.replace("far is it", "far is that"), [[0, 1]])):
-        rows = [{"problem": problem, "answer": "1"} for problem in (one, text)]
+    for text, pairs in ((second, []), (first.replace("far is it", "far is that"), [[0, 1]])):
+        rows = [{"problem": problem, "answer": "1"} for problem in (first, text)]
         assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
         manifest = manifest_of(tmp_path)
         assert [pair["rows"] for pair in manifest["near_duplicates"]] == pairs
@@ -128,31 +128,21 @@ def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
 
 
 def test_the_hub_is_asked_for_the_presets_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     def hub(repository: str, **how: Any) -> datasets.Dataset:
-        asked.append((repository, how))
+        calls.append((repository, how))
         return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "So.\n#### 2"}])
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
     monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     out = tmp_path / "gsm8k.parquet"
     assert prepare.main(["gsm8k", str(out), "--no-benchmarks"]) == 0
-    assert asked == [("openai/gsm8k", {"name": "main", "split": "train", "revision": None})]
+    assert calls == [("openai/gsm8k", {"name": "main", "split": "train", "revision": None})]
     (question,) = read_parquet(out)
     assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
-
-    def unknown(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no such repository\nand more")
-
-    monkeypatch.setattr(datasets, "load_dataset", unknown)
-    assert prepare.main(["some/where", str(out), "--no-benchmarks"]) == 1
-    told = capsys.readouterr().err
-    assert "some/where: there is no such file or folder, and as a hub data set" in told
-    assert "cannot be loaded: is the id right" in told
-    assert told.endswith("ConnectionError: no such repository\n")
 
 
 def test_a_preset_names_the_file_of_a_split_and_its_number_of_rows(
@@ -161,24 +151,24 @@ def test_a_preset_names_the_file_of_a_split_and_its_number_of_rows(
     prompt = [{"role": "user", "content": "<|im_start|>user\n1 + 1?<|im_end|>\n"}]  # rendered
     question = {"question": "1 + 1?"}
     row = {"prompt": prompt, "reward_model": {"ground_truth": "2"}, "extra_info": question}
-    asked = []
+    calls = []
 
     def hub(_: str, **how: Any) -> datasets.Dataset:
-        asked.append(how)
+        calls.append(how)
         return datasets.Dataset.from_list([row] * 500)
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
     monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     command = ["math-level3to5", str(tmp_path / "out.parquet"), "--no-benchmarks", "--split"]
     assert prepare.main([*command, "test"]) == 0
-    assert asked[0]["data_files"] == "simplelr_qwen_level3to5/test.parquet"
+    assert calls[0]["data_files"] == "simplelr_qwen_level3to5/test.parquet"
     assert prepare.main([*command, "train"]) == 1
     assert "500 rows in the split train, and 8523 when the preset" in capsys.readouterr().err
     # Asked for by name: neither the preset's own column nor another one takes its place.
     assert prepare.main([*command, "test", "--text-column", "prompt"]) == 1
-    told = capsys.readouterr()
-    assert "the text holds <|im_start|>: it is a prompt that a chat template made" in told.out
-    assert "no row is left" in told.err
+    output = capsys.readouterr()
+    assert "the text holds <|im_start|>: it is a prompt that a chat template made" in output.out
+    assert "no row is left" in output.err
 
 
 def test_the_records_of_benchmarks_say_what_to_keep_out(
@@ -288,10 +278,10 @@ def test_nothing_that_is_read_is_overwritten(
     capsys.readouterr()
     code = 2 if message.endswith("is empty") else 1
     assert prepare.main([source, out, "--against", "b.parquet"]) == code
-    told = capsys.readouterr().err
-    assert told.startswith("prompt_aug.prepare: ")
-    assert message in told
-    assert told.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("prompt_aug.prepare: ")
+    assert message in stderr
+    assert stderr.count("\n") == 1
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
@@ -344,10 +334,10 @@ def test_rows_that_rephrase_one_question_are_joined(tmp_path: Path) -> None:
         row(-1, 0, ""),
     ]
     assert run(tmp_path, "--preset", "ta-grpo", "--no-benchmarks", rows=rows) == 0
-    one, two = read_parquet(tmp_path / "out" / "train.parquet")
-    assert one.text == "What is 1 + 1?"
-    assert one.rephrasings == ("Find the sum of 1 and 1.", "Add one and one.")
-    assert two.rephrasings == ("Two and two make what?",)
+    first, second = read_parquet(tmp_path / "out" / "train.parquet")
+    assert first.text == "What is 1 + 1?"
+    assert first.rephrasings == ("Find the sum of 1 and 1.", "Add one and one.")
+    assert second.rephrasings == ("Two and two make what?",)
     manifest = manifest_of(tmp_path)
     assert manifest["rows_left_out"] == {"padding": 2, "another answer": 1, "repeated": 1}
 
@@ -360,5 +350,5 @@ def test_an_answer_of_prose_is_refused_unless_text_is_allowed(tmp_path: Path) ->
     ]
     for option, kept in (("--no-benchmarks", rows[1:]), ("--allow-text", rows)):
         assert run(tmp_path, option, rows=rows) == 0
-        found = read_parquet(tmp_path / "out" / "train.parquet")
-        assert [q.text for q in found] == [row["problem"] for row in kept]
+        rows_kept = read_parquet(tmp_path / "out" / "train.parquet")
+        assert [q.text for q in rows_kept] == [row["problem"] for row in kept]

@@ -49,12 +49,12 @@ COINS = f"{COIN}times is m/n, {TAIL}"
 )
 def test_overlap_by_hand(text: str, place: int | None, score: Any) -> None:
     benchmarks = ["x", BENCH, COINS, "Compute 3 + 4."]
-    found = OverlapIndex({"other": ["nothing like it at all"], "bench": benchmarks}).best(text)
+    match = OverlapIndex({"other": ["nothing like it at all"], "bench": benchmarks}).best(text)
     if place is None:
-        assert found is None
+        assert match is None
     else:
-        assert found is not None
-        assert (found.of, found.index, found.score) == ("bench", place, score)
+        assert match is not None
+        assert (match.of, match.index, match.score) == ("bench", place, score)
 
 
 @pytest.mark.parametrize("limit", [0.3, 0.5, 0.8, 1.0])

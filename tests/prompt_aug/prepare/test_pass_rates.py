@@ -56,9 +56,9 @@ def test_the_band_and_what_is_recorded(
     questions: list[Question], tmp_path: Path, options: list[str], rates: list[float | None]
 ) -> None:
     assert run(tmp_path, "--pass-rates", str(tmp_path / "toy"), *options) == 0
-    found = read_parquet(tmp_path / "band.parquet")
-    assert [q.pass_rate for q in found] == rates
-    for question in found:  # source, system prompt, rephrasings, level and columns are kept
+    kept = read_parquet(tmp_path / "band.parquet")
+    assert [q.pass_rate for q in kept] == rates
+    for question in kept:  # source, system prompt, rephrasings, level and columns are kept
         (same,) = [q for q in questions if q.uid == question.uid]
         assert dataclasses.replace(question, pass_rate=None) == same
     manifest = read_json(tmp_path / "band.parquet.manifest.json")
@@ -78,7 +78,7 @@ def test_a_name_replaces_the_data_source(questions: list[Question], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (["--keep", "0.2", "0.8"], 2, "needs --pass-rates"),
         (["--pass-rates", "toy", "--keep", "0.8", "0.2"], 2, "lower one first"),
@@ -94,10 +94,10 @@ def test_wrong_rates(
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     write_lines(tmp_path / "other" / "grades.jsonl", [{"uid": "zz", "correct": True}])
     monkeypatch.chdir(tmp_path)
     assert run(tmp_path, *options) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "band.parquet").exists()

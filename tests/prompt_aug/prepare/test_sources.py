@@ -93,8 +93,8 @@ def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
     for preset in load_presets().values():
         for split, out in preset.out.items():
             options = prepare.build_parser().parse_args(command_for(Path(out)).split()[3:])
-            _, asked = prepare.choose(options)
-            assert (asked.hub, asked.split, str(options.out)) == (preset.hub, split, out)
+            _, chosen = prepare.choose(options)
+            assert (chosen.hub, chosen.split, str(options.out)) == (preset.hub, split, out)
     assert "SOURCE mine.parquet" in command_for("mine.parquet")
     for source, name in (("openai/gsm8k", "gsm8k"), ("gsm8k", "gsm8k"), ("a/b", "a/b")):
         assert f"prepare {name} OUT.parquet" in command_for(source)

@@ -57,8 +57,8 @@ def test_a_number_that_names_or_joins_is_soft(text: str) -> None:
 
 
 def test_a_number_of_more_than_200_digits_is_not_read() -> None:
-    found = numbers(read(f"{'9' * 200} or {'9' * 201}"))
-    assert [number.value for number in found] == [10**200 - 1]
+    result = numbers(read(f"{'9' * 200} or {'9' * 201}"))
+    assert [number.value for number in result] == [10**200 - 1]
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_one_fault_at_a_time(
 @pytest.mark.parametrize("case", read_lines(FOLDER / "faults.jsonl"))
 def test_what_is_a_fault_and_what_is_none(case: dict[str, str]) -> None:
     assert check(case["question"], case["good"]).reasons == ()
-    found = check(case["question"], case["faulty"])
-    assert found.verdict != "accept"
-    assert case["named"] in {reason.filter for reason in found.reasons}
+    result = check(case["question"], case["faulty"])
+    assert result.verdict != "accept"
+    assert case["named"] in {reason.filter for reason in result.reasons}
 
 
 def test_another_bracket_is_a_doubt_and_another_digit_a_fault() -> None:
     question = "Let $P(x) = 4x^3 - 2x^2 + 7x - 1$ and $Q(x) = P(x)^2$. Find $Q(0)$."
-    other = r"For \(P(x) = 4x^3 - 2x^2 + 7x - 1\), define \(Q(x) = (P(x))^2\). What is \(Q(0)\)?"
-    assert check(question, other).verdict == "doubtful"
-    assert check(question, other.replace("))^2", "))^3")).verdict == "reject"
+    reworded = r"For \(P(x) = 4x^3 - 2x^2 + 7x - 1\), define \(Q(x) = (P(x))^2\). What is \(Q(0)\)?"
+    assert check(question, reworded).verdict == "doubtful"
+    assert check(question, reworded.replace("))^2", "))^3")).verdict == "reject"
 
 
 def test_a_filter_that_raises_is_a_doubt_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +165,8 @@ PIECES += ["0 times", "half of 0", "²", "3:00", "%", "√(", "-"]
 @given(st.text(max_size=200) | st.lists(st.sampled_from(PIECES), max_size=60).map(" ".join))
 def test_no_text_breaks_the_check(text: str) -> None:
     assert check(text, text).verdict == "reject"
-    found = check(text, text.replace(" ", ""), [text])
-    assert not [reason for reason in found.reasons if reason.filter == "error"]
+    result = check(text, text.replace(" ", ""), [text])
+    assert not [reason for reason in result.reasons if reason.filter == "error"]
 
 
 def test_the_readme_says_what_check_says() -> None:
@@ -186,9 +186,9 @@ def test_one_edit_of_a_real_question_is_seen(shared_data: Path) -> None:
         places = list(re.finditer(r"(?<![\d.])\d+(?![\d.])|[-+<>]|\\(?:sin|cos)\b", question))
         if places:
             place = rng.choice(places)
-            found = place.group()
-            other = signs[found] if found in signs else str(int(found) + rng.choice([1, 2, 5]))
-            edited = question[: place.start()] + other + question[place.end() :]
+            old = place.group()
+            new = signs[old] if old in signs else str(int(old) + rng.choice([1, 2, 5]))
+            edited = question[: place.start()] + new + question[place.end() :]
             changed[check(question, edited).verdict] += 1
     assert changed.total() > 120
     assert changed["accept"] <= 0.01 * changed.total()

@@ -68,6 +68,6 @@ def test_the_shortlist_has_the_nearest_above_the_least_cosine(
     embed = lambda texts: np.array([vectors[text] for text in texts])  # noqa: E731
     monkeypatch.setattr(decontaminate, "NEAREST", 2)
     for listed in (["far", "near", "nearest"], ["third", "near", "nearest"]):
-        found = list(decontaminate.shortlist(["q"], listed, embed))
-        assert [(pair.question, pair.benchmark) for pair in found] == [(0, 2), (0, 1)]
-        assert found[1].cosine == pytest.approx(0.8)
+        pairs = list(decontaminate.shortlist(["q"], listed, embed))
+        assert [(pair.question, pair.benchmark) for pair in pairs] == [(0, 2), (0, 1)]
+        assert pairs[1].cosine == pytest.approx(0.8)

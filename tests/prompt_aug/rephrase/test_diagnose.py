@@ -33,24 +33,24 @@ def test_rewards_are_compared_within_each_set() -> None:
 def test_intervals_and_paired_differences() -> None:
     """The interval of equal values is a point, that of many is near the normal one."""
     rows = [{"original": x, "rephrasings": x + 0.1, "control": x} for x in (0.0, 1.0) * 200]
-    found = summarise(rows)
-    mean, low, high = found["original"]
+    summary = summarise(rows)
+    mean, low, high = summary["original"]
     assert mean == 0.5 and (high - low) / 2 == pytest.approx(1.96 * 0.5 / 20, rel=0.1)
-    assert found["rephrasings - original"] == pytest.approx([0.1] * 3)
-    assert found["control - original"] == [0, 0, 0]
+    assert summary["rephrasings - original"] == pytest.approx([0.1] * 3)
+    assert summary["control - original"] == [0, 0, 0]
 
 
-def pass_rate(asked: str) -> float:
+def pass_rate(text: str) -> float:
     """Uniform in [0, 1], a function of the question's number alone: rephrasing changes nothing."""
-    number = asked.split("#")[1].split()[0]
+    number = text.split("#")[1].split()[0]
     return int(hashlib.sha256(number.encode()).hexdigest()[:8], 16) / 2**32
 
 
 def model(number: int, body: dict[str, Any]) -> Reply:
-    asked = body["messages"][0]["content"]
-    place = SEEN[asked] = SEEN.get(asked, -1) + 1
-    rng = random.Random(f"{asked} {place}")
-    rights = [rng.random() < pass_rate(asked) for _ in range(body["n"])]
+    text = body["messages"][0]["content"]
+    place = SEEN[text] = SEEN.get(text, -1) + 1
+    rng = random.Random(f"{text} {place}")
+    rights = [rng.random() < pass_rate(text) for _ in range(body["n"])]
     wrong = ["\\boxed{8}", ""][place % 2]  # a response without a text is a wrong one
     return Reply(chat(["\\boxed{7}" if right else wrong for right in rights]))
 
@@ -72,9 +72,9 @@ def test_where_rephrasing_changes_nothing_the_control_explains_the_whole_gap(
         arguments = [str(tmp_path / "q.parquet"), str(folder), "--model", "m"]
         arguments += ["--base-url", endpoint.url, "--n", "2", "--g", "4"]
         assert diagnose.main(arguments) == 0
-        asked = len(endpoint.bodies)
+        sent = len(endpoint.bodies)
         assert diagnose.main(arguments) == 0
-        assert len(endpoint.bodies) == asked, "nothing is sampled again"
+        assert len(endpoint.bodies) == sent, "nothing is sampled again"
     report = json.loads((folder / "diagnosis.json").read_text())
     assert report["questions"] == QUESTIONS
     assert report["left_out_for_too_few_rephrasings"] == 1

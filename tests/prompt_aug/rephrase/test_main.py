@@ -33,7 +33,7 @@ def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFix
     assert made.sent == 4, "there are enough"
     assert made.run(rephrase, "--n", "2") == 0
     assert "distance alone" in capsys.readouterr().out
-    before, after = made.asked(), made.written()
+    before, after = made.original(), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
     assert set(after[0].rephrasings) <= set(FIRST)
@@ -66,9 +66,9 @@ def test_a_dry_run_sends_nothing_and_prints_what_is_left_to_do(
     """Also with stored candidates, which a solver and a judge could be asked about."""
     made = Pipeline(tmp_path, 6)
     assert made.run(rephrase, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert re.search(rf"expected: 6 requests, \d+ \+ {6 * 5 * 256} tokens, unknown price", said)
-    assert re.search(rf"at most: 6 requests, \d+ \+ {6 * 5 * 2048} tokens", said)
+    output = capsys.readouterr().out
+    assert re.search(rf"expected: 6 requests, \d+ \+ {6 * 5 * 256} tokens, unknown price", output)
+    assert re.search(rf"at most: 6 requests, \d+ \+ {6 * 5 * 2048} tokens", output)
     assert not made.out.exists() and made.sent == 0
     assert made.run(rephrase) == 0
     assert made.run(rephrase, "--n", "5", "--solve", "s", "--judge", "j", "--dry-run") == 0
@@ -82,12 +82,12 @@ def test_a_budget_that_is_reached(
     made = Pipeline(tmp_path, 8)
     assert made.run(rephrase, "--concurrency", "1", "--max-requests", "2", *more) == 3
     assert "--max-requests 2 is reached" in capsys.readouterr().err
-    found = sum(bool(q.rephrasings) for q in made.written()) if made.out.exists() else None
-    assert found == written
+    filled = sum(bool(q.rephrasings) for q in made.written()) if made.out.exists() else None
+    assert filled == written
 
 
 @pytest.mark.parametrize(
-    ("more", "status", "told"),
+    ("more", "status", "message"),
     [
         (["--limit", "-1"], 2, "--limit=-1"),
         (["--most", "2", "--n", "3"], 2, "--most=2"),
@@ -102,7 +102,7 @@ def test_a_budget_that_is_reached(
     ],
 )
 def test_what_cannot_be_done_is_one_line_before_anything_is_sent(
-    more: list[str], status: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Pipeline(tmp_path, 1)
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe{")
@@ -112,9 +112,9 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_sent(
     made.out = tmp_path
     assert made.run(rephrase) == 2, "a folder is no output"
     assert made.sent == 0
-    said = capsys.readouterr().err.splitlines()  # on a slow machine also progress
-    first, second = (line for line in said if not line.endswith("so far"))
-    assert told in first
+    stderr = capsys.readouterr().err.splitlines()  # on a slow machine also progress
+    first, second = (line for line in stderr if not line.endswith("so far"))
+    assert message in first
     assert "OUT=" in second
 
 
@@ -178,13 +178,13 @@ def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_pat
 
 def arithmetic(number: int, body: dict[str, Any]) -> Reply:
     """Rephrase, solve and judge: the sum of the numbers, and a judge that denies other numbers."""
-    asked = body["messages"][0]["content"]
-    if "boxed" in asked:
-        total = sum(int(word) for word in re.findall(r"\d+", asked))
+    prompt = body["messages"][0]["content"]
+    if "boxed" in prompt:
+        total = sum(int(word) for word in re.findall(r"\d+", prompt))
         return Reply(chat([f"\\boxed{{{total}}}"] * body["n"]))
-    if "same_unknown" in asked:
-        one, two = asked.split("Problem: ")[1].split("Rephrasing: ")
-        same = sorted(re.findall(r"\d+", one)) == sorted(re.findall(r"\d+", two))
+    if "same_unknown" in prompt:
+        question, candidate = prompt.split("Problem: ")[1].split("Rephrasing: ")
+        same = sorted(re.findall(r"\d+", question)) == sorted(re.findall(r"\d+", candidate))
         fields = dict.fromkeys(("same_unknown", "same_conditions", "same_answer"), same)
         return Reply(chat([json.dumps(fields | {"difference": "a number"})]))
     return rephrase(number, body)
@@ -242,7 +242,7 @@ def test_a_file_goes_through_the_same_checks_and_solver(
 ) -> None:
     """The solver adds all numbers, so the candidate that repeats some is answered wrongly."""
     made = Pipeline(tmp_path, 2)
-    first, second = made.asked()
+    first, second = made.original()
     vague = "Ben has 11 apples and 32 more. Of 11 and 32, how many are there now?"
     rows = [
         {"uid": first.uid, "text": FIRST[0]},
@@ -263,8 +263,8 @@ def test_a_failure_of_any_round_or_stage_is_named(
     made, calls = Pipeline(tmp_path, 3), iter(range(100))
 
     def script(_: int, body: dict[str, Any]) -> Reply:
-        number, asked = next(calls), body["messages"][0]["content"]
-        if "boxed" in asked or "Ada has 10" in asked.rpartition("Question: ")[2]:
+        number, prompt = next(calls), body["messages"][0]["content"]
+        if "boxed" in prompt or "Ada has 10" in prompt.rpartition("Question: ")[2]:
             return Reply({"error": {"message": f"request {number}"}}, status=500)
         texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
         return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
@@ -283,7 +283,7 @@ def test_doubtful_candidates_are_decided_by_the_solver_and_then_the_judge(tmp_pa
     made = Pipeline(tmp_path, 1)
     doubtful = "Ada owns 10 apples and later 30 are bought. Of 10 and 30, how many result at all?"
     changed = "Ada owns 10 apples. Later some more are bought by her. How many does she own then?"
-    rows = [{"uid": made.asked()[0].uid, "text": text} for text in (doubtful, changed)]
+    rows = [{"uid": made.original()[0].uid, "text": text} for text in (doubtful, changed)]
     more = ["--from", made.write("theirs.jsonl", rows), "--take-doubtful"]
     assert made.run(arithmetic, *more) == 0
     assert [c["verdict"] for c in made.candidates()] == ["doubtful"] * 2
@@ -304,9 +304,9 @@ def test_a_signal_ends_the_run_after_what_is_in_flight(tmp_path: Path) -> None:
         while len(endpoint.bodies) < 3 and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
-        told = process.communicate()[1].decode()
+        stderr = process.communicate()[1].decode()
         assert process.returncode == 1
-        assert "Run the same command again" in told
+        assert "Run the same command again" in stderr
         sent = len(endpoint.bodies)
     answered = read_lines(tmp_path / "out.parquet.work" / "answers.jsonl")
     assert 3 <= sent < 60

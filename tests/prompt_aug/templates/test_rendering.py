@@ -98,7 +98,7 @@ def test_shots_are_turns_of_the_same_template_before_the_question() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chat", "told"),
+    ("chat", "message"),
     [
         ("{% for", r"template fails: \w+: "),
         ("{{ messages + 1 }}", r"template fails: \w+: "),
@@ -106,9 +106,9 @@ def test_shots_are_turns_of_the_same_template_before_the_question() -> None:
         ("loses all", "does not show the user message"),
     ],
 )
-def test_a_chat_template_that_fails_is_refused(chat: str, told: str) -> None:
+def test_a_chat_template_that_fails_is_refused(chat: str, message: str) -> None:
     for form in (Form(style="chat"), Form()):
-        with pytest.raises(RenderError, match=rf"augment\.style={form.style}: .* {told}"):
+        with pytest.raises(RenderError, match=rf"augment\.style={form.style}: .* {message}"):
             render(FULL, "Q", tokenizer(chat, ()), form)
 
 
@@ -199,9 +199,9 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
 
 def test_a_system_prompt_of_the_data_holds_no_role_token() -> None:
     for made, token in ((llama_3(), "<|eot_id|>"), (deepseek(), "<｜User｜>")):
-        for told in ({"system": f"a{token}"}, {"shots": ((f"1?{token}", "1"),)}):
+        for message in ({"system": f"a{token}"}, {"shots": ((f"1?{token}", "1"),)}):
             with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
-                render(FULL, "Q", made, **told)
+                render(FULL, "Q", made, **message)
         render(FULL, "Q", made, Form(system="template"), system=f"a{token}")  # not used
     render(FULL, "Q", qwen_base(tags=True), system="Think in <think>, answer in <answer>.")
 
@@ -231,8 +231,12 @@ def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) ->
     questions = [question("é" * n) for n in (5, 25, 45)]
     # special tokens count one, bytes one each: this is the longest prompt of the second question
     text = f"*system\n{LONG.system}*\n*user\n{50 * 'b'}*\n*assistant\n"
-    (found,) = prompts.overlong(questions, bank.names, made, len(text))
-    assert (found.uid, found.template, found.length) == (questions[2].uid, "long", len(text) + 40)
+    (overlong,) = prompts.overlong(questions, bank.names, made, len(text))
+    assert (overlong.uid, overlong.template, overlong.length) == (
+        questions[2].uid,
+        "long",
+        len(text) + 40,
+    )
     monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
     several = prompts.overlong(questions, bank.names, made, len(text) - 1)
     assert [o.uid for o in several] == [q.uid for q in questions[1:]]

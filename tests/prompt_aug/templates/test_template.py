@@ -37,8 +37,8 @@ def test_the_bank_has_the_table() -> None:
     assert bank.names == tuple(TABLE)
     for name, (category, prefill, published) in TABLE.items():
         template = bank[name]
-        found = (template.category, template.prefill, template.published)
-        assert found == (category, prefill, published), name
+        row_found = (template.category, template.prefill, template.published)
+        assert row_found == (category, prefill, published), name
         shown = (template.system or "") + template.user
         assert all(marker.strip("\n") in prefill + shown for marker in published), name
         assert "\\boxed" in shown, name

@@ -65,10 +65,10 @@ def test_parts_of_a_result(verifiers: Verifiers) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["nan", "text", "billion", "googol", "none", "no score", "acc", "nan part"]
+    "response", ["nan", "text", "billion", "googol", "none", "no score", "acc", "nan part"]
 )
-def test_a_result_that_is_no_score_is_worth_nothing(verifiers: Verifiers, said: str) -> None:
-    graded = ask(verifiers, "says", said)
+def test_a_result_that_is_no_score_is_worth_nothing(verifiers: Verifiers, response: str) -> None:
+    graded = ask(verifiers, "says", response)
     assert (graded.status, graded.score, graded.correct) == ("bad_result", 0.0, False)
     assert graded.detail
 

@@ -162,25 +162,25 @@ def held_out(folder: Path) -> str:
 def test_validation_on_training_questions(
     config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: dict[str, Any]
 ) -> None:
-    path, other = questions(tmp_path / "a.parquet", 40), held_out(tmp_path)
+    path, held = questions(tmp_path / "a.parquet", 40), held_out(tmp_path)
     config = OmegaConf.merge(config, {"recipe": chosen})
-    prepare(config.copy(), [path], [other])
+    prepare(config.copy(), [path], [held])
     assert "not held out" not in capsys.readouterr().out
     if chosen:
         (name,) = chosen
         with pytest.raises(ConfigError, match=rf"^recipe\.{name}.*: needs .* 40 of 41 questions"):
-            prepare(config.copy(), [path], [path, other])
+            prepare(config.copy(), [path], [path, held])
         config.recipe.one_question = 0
-        prepare(config, [path], [path, other])
+        prepare(config, [path], [path, held])
     else:
-        prepare(config, [path], [path, other])
+        prepare(config, [path], [path, held])
     assert f"data.val_files: {1 if chosen else 40} of 41 questions" in capsys.readouterr().out
 
 
 def test_repeated_validation_rows_are_samples_of_one_question(config: Any, tmp_path: Path) -> None:
     train, n = questions(tmp_path / "a.parquet", 40), config.actor_rollout_ref.rollout.val_kwargs.n
-    one, other = question("3 + 4?"), question("3 + 5?")
-    rows = [one, other, one, one]
+    first, second = question("3 + 4?"), question("3 + 5?")
+    rows = [first, second, first, first]
     report = prepare(config, [train], [written(tmp_path / "v.parquet", rows)])["test"]
     assert (report["questions"], report["rows_of_source"]) == (2, {"t": 2})
     assert report["digest"] == prepared.questions_digest(rows)  # so that a run of before can resume
@@ -203,7 +203,7 @@ def test_templates_of_thinking_models(config: Any, tmp_path: Path) -> None:
 
 
 def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -> None:
-    rows, one = [question(f"{n}?") for n in range(40)], {"templates": ["abel"]}
+    rows, single = [question(f"{n}?") for n in range(40)], {"templates": ["abel"]}
     rows[3] = dataclasses.replace(rows[3], rephrasings=("x<|im_end|>",))
     rows[5] = question("a<|im_end|>b")
     rows[7] = dataclasses.replace(rows[7], system="<|im_end|>")
@@ -211,11 +211,11 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
     named = rf"row 5 \(question {rows[5].uid}\): <\|im_end\|>, row 7"
     text = rf"^data\.train_files={path}: .*\(found: 2\): {named}"
     with pytest.raises(ConfigError, match=text):
-        prepare(config, [path], tokenizer=Thinking(), **one)
+        prepare(config, [path], tokenizer=Thinking(), **single)
     config.recipe.rephrasings.count = 1
     for system, count in (("row", 3), ("template", 2)):
         with pytest.raises(ConfigError, match=rf"\(found: {count}\): row 3 "):
-            prepare(config, [path], tokenizer=Thinking(), system=system, **one)
+            prepare(config, [path], tokenizer=Thinking(), system=system, **single)
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,10 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
     config.data.train_files = config.data.val_files = [str(built / "train.parquet")]
     assert list(data.files(Setup(config, built=built))) == []
     config.data.val_files = str(tmp_path / "none.parquet")
-    (found,) = data.files(Setup(config, built=built))
-    assert found.startswith(f"data.val_files={tmp_path}/none.parquet") and "--validation N" in found
+    (errors,) = data.files(Setup(config, built=built))
+    assert (
+        errors.startswith(f"data.val_files={tmp_path}/none.parquet") and "--validation N" in errors
+    )
 
 
 LISTED = '{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
@@ -297,15 +299,8 @@ def test_a_model_folder_without_its_weights_is_refused(
     for name, content in {"config.json": "{}", **files}.items():
         write_text(tmp_path / "my" / "model" / name, content)
     for model in (str(tmp_path / "my" / "model"), "my/model"):  # the second may also be a hub id
-        found = "\n".join(data.model_folder(model))
-        assert named in found and bool(found) == bool(named)
-
-
-def test_a_model_folder_without_a_usable_tokenizer_is_refused(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    config.actor_rollout_ref.model.path = str(tmp_path)
-    with pytest.raises(ConfigError, match=r"recipe\.model_path=.* gives no token"):
-        data.load_tokenizer(config)
+        errors = "\n".join(data.model_folder(model))
+        assert named in errors and bool(errors) == bool(named)
 
 
 # ------------------------------------------------------------------------- resuming
@@ -349,10 +344,10 @@ def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
     assert list(same_run(others[0])) == []  # there is no run yet
     run = begun(config, Path(config.recipe.run_dir))
     assert list(same_run(Setup(config))) == list(same_run(changed(config, SAME))) == []
-    for changes, other in zip(OTHER, others, strict=True):
-        (found,) = same_run(other)
+    for changes, setup in zip(OTHER, others, strict=True):
+        (errors,) = same_run(setup)
         keys = [text.partition("=")[0] for text in changes.format(**SHORT).split()]
-        assert [key for key in keys if key not in found] == []
+        assert [key for key in keys if key not in errors] == []
     run.metrics.unlink()
     assert list(same_run(others[0])) == []  # no step was done: nothing is mixed
 
@@ -372,9 +367,9 @@ def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
         ({"world_size": 4, "fsdp_size": 2}, 4, True),
     ):
         write_json(record, {"FSDP_version": 2, **saved})
-        found = list(same_run(changed(before, f"{size}{now}")))
-        assert len(found) == text
-        assert all(f"fsdp_size={now}: the checkpoint of as many" in text for text in found)
+        errors = list(same_run(changed(before, f"{size}{now}")))
+        assert len(errors) == text
+        assert all(f"fsdp_size={now}: the checkpoint of as many" in text for text in errors)
 
 
 @pytest.mark.parametrize(
@@ -396,13 +391,13 @@ def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:
 def test_what_a_resumed_run_may_change(
     config: Any, before: str, now: str, named: str | None
 ) -> None:
-    asked = changed(config, before).config
-    begins = asked.copy()
+    original = changed(config, before).config
+    begins = original.copy()
     begins.trainer.total_training_steps = prepared.last_step(begins, 24)
     folder = begun(begins, Path(config.recipe.run_dir))
     write_json(folder.data_manifest, {"train": {"steps_per_epoch": 24}})
-    found = "".join(same_run(changed(asked, now)))
-    assert bool(found) == bool(named) and (named or "").format(**SHORT) in found
+    errors = "".join(same_run(changed(original, now)))
+    assert bool(errors) == bool(named) and (named or "").format(**SHORT) in errors
 
 
 def test_the_fixed_and_free_names_are_of_keys() -> None:
@@ -443,8 +438,8 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
     write("Solve it: {question}")
     assert list(same_prompts(changed(config, augment))) == []
     folder.metrics.write_text('{"step": 1}\n')
-    found = "".join(same_prompts(changed(config, augment)))
-    assert found.startswith(f"recipe.augment.bank={bank}: the templates mine ")
+    errors = "".join(same_prompts(changed(config, augment)))
+    assert errors.startswith(f"recipe.augment.bank={bank}: the templates mine ")
     write("Solve: {question}")
     assert list(same_prompts(changed(config, augment))) == []
 
@@ -452,11 +447,11 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
 def test_templates_that_an_own_bank_lacks_are_refused_at_once(config: Any, tmp_path: Path) -> None:
     entry, bank = {"category": "mine", "user": "Solve: {question}"}, tmp_path / "bank.yaml"
     bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
-    one = "recipe.augment.mode=fixed recipe.augment.templates=[qwen-math]"
-    (found,) = messages(data.PROMPTS, changed(config, f"recipe.augment.bank={bank} {one}"))
+    fixed = "recipe.augment.mode=fixed recipe.augment.templates=[qwen-math]"
+    (errors,) = messages(data.PROMPTS, changed(config, f"recipe.augment.bank={bank} {fixed}"))
     for key in ("recipe.augment.templates", "recipe.augment.validation_template", "eval.template"):
-        assert f"{key}=qwen-math" in found
-    assert found.endswith("Use one of mine.")
+        assert f"{key}=qwen-math" in errors
+    assert errors.endswith("Use one of mine.")
 
 
 def test_a_function_that_changed_since_the_first_step_is_refused(
@@ -550,34 +545,24 @@ def test_a_gpu_run_needs_its_gpus(
     assert list(gpus(setup)) == []  # the GPUs of another cluster
 
 
-@pytest.mark.parametrize(
-    ("variables", "entry", "lacks"),
-    [
-        ({}, None, True),
-        ({}, "example.com", True),
-        ({}, "api.wandb.ai", False),
-        ({"WANDB_BASE_URL": "https://example.com"}, "example.com", False),
-        ({"WANDB_MODE": "offline"}, None, False),
-        ({"WANDB_API_KEY": "k"}, None, False),
-    ],
-)
-def test_wandb_needs_a_key(
-    config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    entry: str | None,
-    lacks: bool,
-) -> None:
+def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    if entry:
+    setup = changed(config, "trainer.logger=[console,wandb]")
+    assert lacks_wandb_key(setup) and not lacks_wandb_key(Setup(config))
+    for variable in ({"WANDB_MODE": "offline"}, {"WANDB_API_KEY": "k"}):
+        with monkeypatch.context() as patch:
+            patch.setenv(*variable.popitem())
+            assert not lacks_wandb_key(setup)
+    for entry, url, lacks in (
+        ("example.com", "", True),
+        ("api.wandb.ai", "", False),
+        ("example.com", "https://example.com", False),
+    ):
+        monkeypatch.setenv("WANDB_BASE_URL", url)
         (tmp_path / "netrc").write_text(f"machine {entry} login user password p\n")
-    assert lacks_wandb_key(changed(config, "trainer.logger=[console,wandb]")) is lacks
-    assert not lacks_wandb_key(Setup(config))
+        assert lacks_wandb_key(setup) is lacks
 
 
 @pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (32, "cpu"), (16, "cuda")])

@@ -10,13 +10,13 @@ from tiny_model import save_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question, write_parquet
 from recipe.errors import ConfigError
-from recipe.preflight.dry_run import checkpoints, describe, hours, learning_rate, method, reward
+from recipe.preflight.dry_run import checkpoints, describe, hours
 from recipe.toy import build
 
 MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
 
-# (trainer.max_actor_ckpt_to_keep, recipe.keep_every, recipe.keep_best, what is told)
+# (trainer.max_actor_ckpt_to_keep, recipe.keep_every, recipe.keep_best, text)
 KEPT: list[tuple[int | None, int | None, str | None, str]] = [
     # steps 10, 20 ... 90, 95: ten of 18.52 GB
     (None, None, None, "10, one every 10 steps; 18.52 GB each, at most 185.2 GB in all"),
@@ -35,24 +35,14 @@ UNKNOWN = (None, None, None, "10, one every 10 steps; 12 bytes a parameter each"
     ("model", "case"), [("someone/model", UNKNOWN), *((MATH_1B, case) for case in KEPT)]
 )
 def test_kept_checkpoints(toy_config: Any, model: str, case: tuple[Any, ...]) -> None:
-    config, (last, every, best, told) = toy_config.copy(), case
+    config, (last, every, best, text) = toy_config.copy(), case
     config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
     config.recipe.keep_every, config.recipe.keep_best = every, best
     config.actor_rollout_ref.model.path = model
-    assert told in checkpoints(config, steps=95)
+    assert text in checkpoints(config, steps=95)
     assert checkpoints(config, steps=90).startswith("9, one every 10 steps")
     config.trainer.save_freq = -1
     assert checkpoints(config, steps=95).startswith("none (trainer.save_freq=-1)")
-
-
-def test_the_method_the_reward_and_the_learning_rate(toy_config: Any) -> None:
-    config = toy_config.copy()
-    assert "advantage grpo over each question" in method(config)
-    assert "clip 0.2, 0.28, no KL loss" in method(config)
-    assert learning_rate(config.actor_rollout_ref.actor.optim) == "0.00015, constant, no warmup"
-    section = config.recipe.reward
-    section.overlong.enable = True
-    assert reward(section) == ("accuracy + 1.0 x format - up to 1.0 over the last 16 tokens")
 
 
 def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: Path) -> None:
@@ -95,9 +85,9 @@ def test_the_steps_are_those_of_the_limited_questions(
                 rows = [make_question(text=f"{key} {i}?", answers=("1",), source="t")
                         for i in range(count)]  # fmt: skip
                 write_parquet(rows, path)
-    told = describe(config, Prompts.from_config(config))
-    assert "8 for training (0 too long), 2 for validation" in told and "first prompt" in told
-    assert "steps          2\n" in told and " 64 to come" in told and "updates        1 " in told
+    text = describe(config, Prompts.from_config(config))
+    assert "8 for training (0 too long), 2 for validation" in text and "first prompt" in text
+    assert "steps          2\n" in text and " 64 to come" in text and "updates        1 " in text
     assert not (tmp_path / "toy").exists()
 
 

@@ -47,9 +47,9 @@ def test_rows_that_were_looked_up(key: str, unused: bool) -> None:
 def test_a_store_is_no_reader_nor_is_a_read_of_another_section() -> None:
     """All other forms of a read are in verl's source, from which the table is rebuilt above."""
     source = "self.config.actor.optim.lr\nself.actor.stored = 1\n"
-    found = keys.accesses({"verl/engine.py": source})
-    assert keys.reader("actor_rollout_ref.actor.optim.lr", found) == "verl/engine.py:1"
-    assert keys.reader("critic.lr", found) is keys.reader("actor.stored", found) is None
+    result = keys.accesses({"verl/engine.py": source})
+    assert keys.reader("actor_rollout_ref.actor.optim.lr", result) == "verl/engine.py:1"
+    assert keys.reader("critic.lr", result) is keys.reader("actor.stored", result) is None
 
 
 def test_a_key_without_effect_is_found_and_its_default_is_not() -> None:
@@ -58,5 +58,5 @@ def test_a_key_without_effect_is_found_and_its_default_is_not() -> None:
     assert config.actor_rollout_ref.actor.rollout_n == 4
     assert list(verl.changed_keys(config)) == []
     OmegaConf.update(config, "actor_rollout_ref.nccl_timeout", 60)
-    found = [(key, value) for key, value, _ in verl.changed_keys(config)]
-    assert found == [("actor_rollout_ref.nccl_timeout", 60)]
+    result = [(key, value) for key, value, _ in verl.changed_keys(config)]
+    assert result == [("actor_rollout_ref.nccl_timeout", 60)]

@@ -37,8 +37,8 @@ def test_an_example_with_its_own_method_and_templates(mine: Path) -> None:
     config = compose_config(str(mine), [])
     assert validate(config).bank.names == ("shout",)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"  # of grpo
-    other = compose_config(str(mine), ["method=cw_grpo", "recipe.augment.templates=null"])
-    assert other.recipe.weights.name == "gaussian_covariance"  # the project's own are still there
+    changed = compose_config(str(mine), ["method=cw_grpo", "recipe.augment.templates=null"])
+    assert changed.recipe.weights.name == "gaussian_covariance"  # the project's own are still there
 
 
 def test_the_advantage_and_the_token_weight_are_found_by_their_paths(mine: Path) -> None:
@@ -62,19 +62,19 @@ def test_the_loss_is_registered_by_naming_its_class(mine: Path) -> None:
     assert type(omega_conf_to_dataclass(policy_loss)).__name__ == "UnclippedConfig"
     loss = get_policy_loss_fn(policy_loss.loss_mode)
     old, new = torch.zeros(1, 2), torch.log(torch.tensor([[2.0, 3.0]]))
-    whole = SimpleNamespace(global_batch_info={"dp_size": 1, "batch_num_tokens": 4})
+    info = SimpleNamespace(global_batch_info={"dp_size": 1, "batch_num_tokens": 4})
     mask, advantages = torch.ones(1, 2), torch.tensor([[1.0, -1.0]])
-    value, _ = loss(old, new, advantages, mask, "token-mean", whole)
+    value, _ = loss(old, new, advantages, mask, "token-mean", info)
     assert value.item() == pytest.approx((-2 + 3) / 4)  # over the mini-batch's tokens
 
 
 def test_the_benchmark_is_a_file_beside_it(mine: Path) -> None:
-    found = load(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
-    assert [(q.text, q.answers) for q in found.questions] == [
+    benchmark = load(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
+    assert [(q.text, q.answers) for q in benchmark.questions] == [
         ("What is 1 + 1?", ("2",)),
         ("What is 2 + 3?", ("5",)),
     ]
-    assert found.samples == 4
+    assert benchmark.samples == 4
 
 
 def test_a_misspelt_key_of_an_own_method_is_refused(mine: Path) -> None:

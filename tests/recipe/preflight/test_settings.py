@@ -17,7 +17,7 @@ from recipe import train
 from recipe.config import settings, verl_types
 from recipe.config.base import CONFIG, base, flat, known_keys
 from recipe.config.compose import compose_config
-from recipe.config.verl import LOSS, SWITCHES, unknown_key
+from recipe.config.verl import LOSS, SWITCHES
 from recipe.errors import ConfigError
 from recipe.preflight.checks import validate
 from recipe.trainer import launch
@@ -189,38 +189,18 @@ def test_keys_that_have_moved_are_gone_and_their_places_exist() -> None:
         assert [key for key in named if key not in known_keys()] == [], text
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "actor_rollout_ref.rollout.prefix_strategy",
-        "actor_rollout_ref.actor.engine.tp",
-        "data.reward_impl_version",
-        "trainer.rejection_sample",
-        "algorithm.use_sft",
-    ],
-)
-def test_a_key_of_nobody_gets_no_hint(key: str) -> None:
-    assert "did you mean" not in unknown_key(key)
-
-
 # ------------------------------------------------------------------------- commands
 
 # (arguments, exit code, what stderr names)
 COMMANDS: list[tuple[str, int, str]] = [
     ("", 2, "name an example"),
-    ("toy --list --cfg", 2, "not allowed with"),
     ("toy --multirun", 2, "--multirun"),
     ("tyo", 1, "did you mean toy"),
-    ("''", 1, "no example ''"),
-    ("/nowhere", 1, "no example '/nowhere'"),
     ("toy model_engine=megatron", 1, "model_engine=megatron: "),
     ("toy trainer.total_training_step=3", 1, "did you mean trainer.total_training_steps"),
     ("toy +actor.use_dynamic_bsz=true", 1, "actor_rollout_ref.actor.use_dynamic_bsz"),
     ("toy recipe.method=cw_grpo", 1, "Write method=cw_grpo"),
-    ("toy +recipe.mode=fixed", 1, "did you mean recipe.augment.mode"),
-    ("toy trainer.stepps=3 recipe.sede=1", 1, "'recipe.sede', did you mean recipe.seed"),
     ("toy actor_rollout_ref.rollout.n_val=8", 1, "rollout.val_kwargs.n"),
-    ("toy critic.model.fsdp_config.param_offload=true", 1, "set critic.fsdp.param_offload"),
     ("toy actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", 1, "Megatron"),
     ("toy ~data.seed", 1, "deletes a key"),
     ("toy recipe.seed", 1, "form key=value"),
@@ -269,22 +249,18 @@ def test_a_bad_command_is_refused(
         assert train.main(shlex.split(command)) == code
     except SystemExit as error:  # argparse
         assert error.code == code
-    said = capsys.readouterr().err
-    assert named in said and "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert named in stderr and "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []  # nothing was written
 
 
 HEAD = "defaults: [recipe, _self_]\n"
 FILES = {
     "recipe: {name: x": "config.yaml",
-    "recipe:\n\tname: x\n": "config.yaml",
     "data: {seed: 3}\n": "section recipe",
-    "- recipe\n": "config.yaml",
     HEAD + "recipe: {name: x}\ndata: {train_batch_sise: 3}\n": "did you mean data.train_batch_size",
     HEAD: "recipe.name: not set",
     HEAD + "recipe: {name: x}\n": "trainer.total_training_steps: not set",
-    "defaults: [recipes, _self_]\n": "Could not",
-    HEAD + "recipe: 3\n": "recipe=3",
     HEAD + "recipe: {name: \xff\xfe}\n": "config.yaml",  # not UTF-8
 }
 
@@ -297,8 +273,8 @@ def test_a_broken_example_is_refused(
 ) -> None:
     (tmp_path / "config.yaml").write_bytes(content.encode("latin-1"))
     assert train.main([str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert named in said and "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert named in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.config
@@ -317,6 +293,6 @@ def test_an_own_file_is_read_before_a_toy_world_is_made(
     (tmp_path / "own").write_bytes(content)
     run, cache = f"recipe.run_dir={tmp_path}/run", f"recipe.toy.cache={tmp_path}/toy"
     assert train.main(["toy", f"{key}={tmp_path}/own", run, cache]) == 1
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/own" in said and "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert f"{tmp_path}/own" in stderr and "Traceback" not in stderr
     assert [path.name for path in tmp_path.iterdir()] == ["own"]

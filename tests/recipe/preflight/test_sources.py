@@ -32,7 +32,7 @@ def questions(**counts: int) -> list[Question]:
 def test_rows_by_weight(sizes: dict, weights: Any, rows: dict[str, int]) -> None:
     made = weighted(questions(**sizes), weights)
     assert counts_of(made) == rows
-    times = {q.uid: sum(other.uid == q.uid for other in made) for q in questions(**sizes)}
+    times = {q.uid: sum(row.uid == q.uid for row in made) for q in questions(**sizes)}
     assert min(times.values()) == 1 if weights else set(times.values()) == {1}
     for source in sizes:  # those of a source equally often, up to one
         of_source = [times[q.uid] for q in questions(**sizes) if q.source == source]

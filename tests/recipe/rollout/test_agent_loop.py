@@ -49,7 +49,7 @@ def row(split: str = "train", session: int = 0, epoch: int = 0, uid: str = "u") 
 
 
 def drawn(section: Any, rows: list[dict[str, Any]]) -> list[str]:
-    return [choose_template(section, load_bank(), 7, one) for one in rows]
+    return [choose_template(section, load_bank(), 7, columns) for columns in rows]
 
 
 def test_a_question_keeps_its_template_in_an_epoch() -> None:

@@ -105,7 +105,7 @@ def request(client: LLMServerClient, *prompt_ids: int, group: str = "g1") -> Any
     return client.generate(group, prompt_ids=list(prompt_ids), sampling_params={})
 
 
-async def asked(client: LLMServerClient, name: str, waits: list[int]) -> list[Any]:
+async def answers_of(client: LLMServerClient, name: str, waits: list[int]) -> list[Any]:
     """The answers to requests of one id, each of which takes its number of milliseconds."""
     requests = [request(client, 1, w, group=name) for w in waits]
     return await asyncio.gather(*requests, return_exceptions=True)
@@ -113,7 +113,7 @@ async def asked(client: LLMServerClient, name: str, waits: list[int]) -> list[An
 
 async def group(client: GroupedClient, name: str, waits: list[int]) -> list[Any]:
     with client.group(name):
-        return await asked(client, name, waits)
+        return await answers_of(client, name, waits)
 
 
 def calls(balancer: Balancer) -> tuple[int, int]:
@@ -131,11 +131,11 @@ def test_a_group_holds_one_slot_until_its_end(balancer: Balancer) -> None:
         assert {o.token_ids[0] for o in first + second} == {1, 2}  # one group on each server
         assert all(o.extra_fields["min_global_steps"] == 1 for o in first + second)
         with client.group("g1"):  # a group that comes again acquires again
-            await asked(client, "g1", [1])
+            await answers_of(client, "g1", [1])
             assert sum(balancer.open.values()) == 1
-            await asked(client, "g1", [1])  # a later request has the same slot
+            await answers_of(client, "g1", [1])  # a later request has the same slot
             assert balancer.acquire_server.calls == 3
-            await asked(client, "other", [1, 1])  # not of a group: as in verl
+            await answers_of(client, "other", [1, 1])  # not of a group: as in verl
             with pytest.raises(ValueError, match="refused"):
                 await request(client, 0, 1)
 
@@ -145,7 +145,7 @@ def test_a_group_holds_one_slot_until_its_end(balancer: Balancer) -> None:
 
 def test_verl_acquires_for_every_request(balancer: Balancer) -> None:
     """The gap: fails when verl acquires once per group. Then delete `GroupedClient`."""
-    asyncio.run(asked(LLMServerClient(CONFIG, balancer), "g1", [5, 1, 3]))  # type: ignore[arg-type]
+    asyncio.run(answers_of(LLMServerClient(CONFIG, balancer), "g1", [5, 1, 3]))  # type: ignore[arg-type]
     assert calls(balancer) == (3, 3)
 
 
@@ -163,7 +163,7 @@ def test_without_a_server_the_requests_fail_and_a_retry_acquires_again(balancer:
     async def run() -> tuple[list[Any], list[Any]]:
         client = grouped(balancer)
         with client.group("g1"):
-            return await asked(client, "g1", [1, 1]), await asked(client, "g1", [1])
+            return await answers_of(client, "g1", [1, 1]), await answers_of(client, "g1", [1])
 
     failed, again = asyncio.run(run())
     assert [type(f) for f in failed] == [RuntimeError, RuntimeError]
@@ -182,8 +182,8 @@ def test_cancelled_requests_leave_the_server_to_the_others(
             waiting = [asyncio.ensure_future(request(client, 1, w)) for w in (1, 5)]
             while not balancer.acquire_server.calls:  # then both wait for the load balancer
                 await asyncio.sleep(0)
-            for one in waiting[:cancelled]:
-                one.cancel()
+            for task in waiting[:cancelled]:
+                task.cancel()
             results = await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.sleep(0.05)
         return results
@@ -252,8 +252,8 @@ def test_requests_of_a_call_run_at_the_same_time_and_all_end_before_it_does() ->
 
         server = Grouping()
         server.generate = generate
-        asked = [{"name": name} for name in ("first", "second", "third", "fourth")]
-        await asyncio.wait_for(server.generate_group(asked), 5)
+        requests = [{"name": name} for name in ("first", "second", "third", "fourth")]
+        await asyncio.wait_for(server.generate_group(requests), 5)
 
     with pytest.raises(ValueError, match="at once"):
         asyncio.run(run())
@@ -293,7 +293,7 @@ def test_later_requests_are_a_call_of_their_own_and_a_cancelled_one_harms_no_oth
         with client.group("g1"):
             first, second = (asyncio.ensure_future(request(client, 1, w)) for w in (30, 31))
             await asyncio.sleep(0.01)  # both are at the server
-            await asked(client, "g1", [2])
+            await answers_of(client, "g1", [2])
             assert not first.done()
             first.cancel()
             return await asyncio.wait_for(second, 5)
@@ -308,13 +308,13 @@ def test_a_request_has_only_arguments_of_verls_generate() -> None:
     text = (folder / "vllm_rollout" / "vllm_async_server.py").read_text(encoding="utf-8")
     classes = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)}
     functions = [n for n in classes["vLLMHttpServer"].body if isinstance(n, ast.AsyncFunctionDef)]
-    known = {a.arg for f in functions if f.name == "generate" for a in f.args.args}
+    parameters = {a.arg for f in functions if f.name == "generate" for a in f.args.args}
     server = Grouped(7)
     seen: list[dict[str, Any]] = []
     server.generate_group = Method(lambda requests: seen.extend(requests) or [None] * 5)
     two_groups(server)
     assert len(seen) == 5 and {"prompt_ids", "request_id"} <= set(seen[0])
-    assert all(set(one) <= known for one in seen)
+    assert all(set(call) <= parameters for call in seen)
 
 
 # Requests that are aborted.

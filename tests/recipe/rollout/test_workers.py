@@ -204,13 +204,3 @@ def test_an_incomplete_question_is_not_stored_and_reports_why(
     counts = {"lost": lost[0], "asked": lost[1]}
     wanted = {"status": "failure", "error": error, **counts}
     assert store.tags == [wanted]
-
-
-def test_one_traceback_for_each_kind_of_error(caplog: pytest.LogCaptureFixture) -> None:
-    ours = worker(rollout.GroupedAgentLoopWorker)
-    for i in range(1000):
-        ours._log(f"rollout of question u{i}", RuntimeError(f"request {i} failed"))
-    ours._log("rollout of question v", ValueError("too long"))
-    assert len(caplog.records) == 1001
-    traced = [record.getMessage() for record in caplog.records if record.exc_info]
-    assert [line.partition(" failed")[0][-1] for line in traced] == ["0", "v"]

@@ -65,8 +65,12 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_whole_one_before(
     folder: Path, harm: str
 ) -> None:
     HARM[harm](folder / "global_step_12")
-    told = checkpoints.repair(folder)
-    assert len(told) == 1 and "step 12 is not whole" in told[0] and "from step 10" in told[0]
+    messages = checkpoints.repair(folder)
+    assert (
+        len(messages) == 1
+        and "step 12 is not whole" in messages[0]
+        and "from step 10" in messages[0]
+    )
     assert (folder / checkpoints.TRACKER).read_text() == "10"  # by number: "2" is later by name
     assert checkpoints.repair(folder) == []
 
@@ -101,9 +105,9 @@ def test_the_checkpoint_to_resume_from(
 def test_with_nothing_whole_a_run_never_starts_from_scratch_by_itself(folder: Path) -> None:
     for step in (2, 10, 12):
         HARM["no data loader"](folder / f"global_step_{step}")
-    for tracker, told in (("12", "names step 12.*step 2: data.pt is missing"), ("", "is there")):
+    for tracker, message in (("12", "names step 12.*step 2: data.pt is missing"), ("", "is there")):
         (folder / checkpoints.TRACKER).write_text(tracker)
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             checkpoints.repair(folder)
     assert (folder / checkpoints.TRACKER).exists()
 

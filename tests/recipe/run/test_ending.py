@@ -79,8 +79,8 @@ def test_our_errors_are_known_by_their_class_through_ray(config: Any) -> None:
     text = ending.explain(raised.as_instanceof_cause(), config)
     assert text.startswith("6 questions in one step\n")
     # A text that holds the name of the class is not the error.
-    other = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
-    assert not ending.explain(other.as_instanceof_cause(), config).startswith("ExhaustedError")
+    error = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
+    assert not ending.explain(error.as_instanceof_cause(), config).startswith("ExhaustedError")
 
 
 def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug.base import places
 from recipe.run import environment, host
 
 NAMES = ("WANDB_RUN_ID", "WANDB_RESUME")
@@ -41,12 +40,6 @@ def test_actors_inherit_the_run_and_its_deadline(monkeypatch: pytest.MonkeyPatch
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert given.items() <= environment.inherited().items()
-
-
-def test_what_takes_no_file_says_why(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert places.unwritable(tmp_path / "file" / "run") == f"{tmp_path / 'file'} is a file"
-    assert places.unwritable(Path("/proc"))  # also to root, whom rights do not stop
 
 
 def test_workers_run_the_code_of_this_checkout(

@@ -92,8 +92,8 @@ def test_paths_by_hand(path: Path, expected: str) -> None:
 def test_numbered_entries_come_by_number_and_others_are_skipped(tmp_path: Path) -> None:
     for name in ("step_10", "step_9", "step_007", "step_", "step_1.tmp", "step_x", "step_²", "a9"):
         (tmp_path / name).touch()
-    found = run_folder.numbered(tmp_path, "step_")
-    assert list(found.items()) == [(n, tmp_path / f"step_{n}") for n in (9, 10)]
+    entries = run_folder.numbered(tmp_path, "step_")
+    assert list(entries.items()) == [(n, tmp_path / f"step_{n}") for n in (9, 10)]
     (tmp_path / "rollouts").mkdir()
     for step in (10, 2):
         RunFolder(tmp_path).rollouts(step).touch()

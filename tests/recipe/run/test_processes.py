@@ -37,13 +37,13 @@ def wait_gone(pid: int, seconds: float = 20.0) -> bool:
 
 
 def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
-    mine, other = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
+    mine, foreign = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
     try:
         assert processes.end(str(tmp_path / "a"), patience=0.5) == 1
         mine.wait(20)
-        assert other.poll() is None
+        assert foreign.poll() is None
     finally:
-        for process in (mine, other):
+        for process in (mine, foreign):
             process.kill()
             process.wait()
 
@@ -51,8 +51,8 @@ def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
 def test_a_process_does_not_find_itself(tmp_path: Path) -> None:
     program = "import os; from recipe.run.processes import *; print(marked(os.environ[MARK]))"
     environment = {**os.environ, processes.MARK: str(tmp_path)}
-    found = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
-    assert found == "[]\n"
+    match = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert match == "[]\n"
 
 
 @pytest.mark.config
@@ -87,7 +87,7 @@ def engine(mark: str, *, child: str = "sleep 60") -> subprocess.Popen:
 
 
 def test_the_engines_of_a_run_are_found_and_seen_to_die(tmp_path: Path) -> None:
-    mine, other = engine(str(tmp_path / "a")), engine(str(tmp_path / "b"))
+    mine, foreign = engine(str(tmp_path / "a")), engine(str(tmp_path / "b"))
     plain = sleeper(str(tmp_path / "a"))
     try:
         assert mine.stdout is not None
@@ -98,17 +98,17 @@ def test_the_engines_of_a_run_are_found_and_seen_to_die(tmp_path: Path) -> None:
             children = psutil.Process(mine.pid).children()
             titles = [(child.cmdline() or [""])[0] for child in children]
         assert titles == ["VLLM::EngineCore"]
-        (found,) = processes.engines(str(tmp_path / "a"))
-        assert found.pid == mine.pid
-        assert not processes.is_dead(found)
+        (match,) = processes.engines(str(tmp_path / "a"))
+        assert match.pid == mine.pid
+        assert not processes.is_dead(match)
         mine.kill()  # nobody has waited for it: it is a zombie now
         assert wait_gone(mine.pid)
-        assert processes.is_dead(found)
+        assert processes.is_dead(match)
         mine.wait()
-        assert processes.is_dead(found)
+        assert processes.is_dead(match)
     finally:
         plain.kill()
         plain.wait()
-        for process in (mine, other):
+        for process in (mine, foreign):
             processes.end(str(tmp_path / ("a" if process is mine else "b")), patience=0.5)
             process.wait()

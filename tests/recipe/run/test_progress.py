@@ -136,21 +136,6 @@ def test_a_resumed_run_shows_its_steps_anew_and_no_time_before_them(tmp_path: Pa
     assert "training after step 2: 10 steps" in text
 
 
-def test_on_a_terminal_steps_stay_and_the_current_work_is_rewritten(tmp_path: Path) -> None:
-    text = looked(
-        tmp_path,
-        Terminal(),
-        None,
-        lambda: start(tmp_path),
-        lambda: step(tmp_path, 1, wall=90.0),
-        lambda: step(tmp_path, 2, wall=110.0, **{"val/toy/accuracy": 0.91}),
-    )
-    shown = [line.rpartition("\r\033[K")[2] for line in text.split("\n")]
-    assert [line.split(":")[0] for line in shown[-3:]] == ["step 1/10", "step 2/10", "step 3/10"]
-    assert "start: importing verl: 0 s so far\r\033[K" in text
-    assert text.endswith("step 3/10: 0 s so far")
-
-
 def test_without_a_terminal_at_most_15_seconds_pass_without_a_line(tmp_path: Path) -> None:
     out, now = io.StringIO(), [0.0]
     follower = progress.Follower(config(tmp_path), out, clock=lambda: now[0])

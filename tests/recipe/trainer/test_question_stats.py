@@ -118,9 +118,9 @@ def test_groups_in_flight_are_resumed_and_counted_in_their_own_step() -> None:
     before.choose(["p"], 1, [0.5])
     assert before.see_step(step(), in_flight={"g1"})["curriculum/value_error"] == 0.25
     after.load(json.loads(json.dumps(before.state())))
-    for known in (before, after):
-        known.see_group("g1", 1.0)
-        assert known.rates == {"q": 0.5, "p": 1.0} and known.predicted == {"p": 0.5}
+    for tracker in (before, after):
+        tracker.see_group("g1", 1.0)
+        assert tracker.rates == {"q": 0.5, "p": 1.0} and tracker.predicted == {"p": 0.5}
 
 
 def test_disabled_sections_record_nothing() -> None:

@@ -30,7 +30,7 @@ def sample(
     vanish: frozenset[str] = frozenset(),
 ) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
     """(groups in the batch, counts, queue, calls of `on_evicted`) of one step."""
-    queue, told = Queue(script, looks if callable(looks) else lambda: looks), []
+    queue, evicted = Queue(script, looks if callable(looks) else lambda: looks), []
     queue.vanish = set(vanish)
     monkeypatch.setattr(replay_buffer, "tq", queue)
     monkeypatch.setattr(ours, "tq", queue)
@@ -44,7 +44,7 @@ def sample(
         settings=OmegaConf.create(settings),
         group_size=2,
         in_rounds=in_rounds,
-        on_evicted=lambda uid, value: told.append((uid, value)),
+        on_evicted=lambda uid, value: evicted.append((uid, value)),
     )
     queue.submit(batch)
     meta, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=batch)
@@ -53,7 +53,7 @@ def sample(
         groups
     )  # all else cleared
     counts = {k.removeprefix("dynamic_sampling/"): int(v) for k, v in metrics.items()}
-    return groups, counts, queue, told
+    return groups, counts, queue, evicted
 
 
 LETTERS = {"W": WRONG, "R": RIGHT, "M": MIXED}
@@ -101,8 +101,8 @@ def test_a_step_by_hand(
     counts: dict[str, int],
 ) -> None:
     made = [LETTERS[letter] for letter in script]
-    found, counted, queue, evicted = sample(monkeypatch, made, **changes)
-    assert found == [f"u{i:03d}" for i in groups]
+    chosen, counted, queue, evicted = sample(monkeypatch, made, **changes)
+    assert chosen == [f"u{i:03d}" for i in groups]
     assert evicted == [(f"u{i:03d}", g[0]) for i, g in enumerate(made) if g != MIXED]
     names = ("kept", "filled", "exhausted", "discarded", "evicted_all_wrong", "evicted_all_right")
     more = {"generated": len(script), "evicted": len(evicted)}
@@ -126,8 +126,8 @@ def test_stop_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_filter_all_groups_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, counts, queue, told = sample(monkeypatch, [WRONG, RIGHT], metric=None)
-    assert (groups, counts, queue.count, told) == (["u000", "u001"], {}, 2, [])
+    groups, counts, queue, evicted = sample(monkeypatch, [WRONG, RIGHT], metric=None)
+    assert (groups, counts, queue.count, evicted) == (["u000", "u001"], {}, 2, [])
 
 
 @pytest.mark.parametrize("in_rounds", [True, False])
@@ -142,7 +142,7 @@ def test_in_rounds_the_order_of_arrival_does_not_matter(
     seen = set()
     for seed in range(60):
         luck = random.Random(seed)
-        found, counts, queue, told = sample(
+        chosen, counts, queue, evicted = sample(
             monkeypatch,
             script,
             batch=4,
@@ -150,7 +150,7 @@ def test_in_rounds_the_order_of_arrival_does_not_matter(
             looks=lambda luck=luck: luck.choice([0, 1, 5, 20]),
             in_rounds=in_rounds,
         )
-        seen.add((tuple(found), tuple(sorted(counts.items())), queue.count, tuple(told)))
+        seen.add((tuple(chosen), tuple(sorted(counts.items())), queue.count, tuple(evicted)))
     assert (len(seen) == 1) is in_rounds
 
 
@@ -172,7 +172,7 @@ def test_verl_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("metric", [None, "acc"])
 @pytest.mark.parametrize(
-    ("script", "changes", "told"),
+    ("script", "changes", "message"),
     [
         ([HALF, MIXED], {}, "1 of 2 rollouts of question u000 failed, .*: ValueError: u000"),
         ([MIXED, LOST], {}, "2 of 2 rollouts of question u001"),
@@ -186,11 +186,11 @@ def test_an_incomplete_step_is_not_trained(
     metric: str | None,
     script: list[Group],
     changes: dict[str, Any],
-    told: str,
+    message: str,
 ) -> None:
-    if metric and "got 2" in told:
+    if metric and "got 2" in message:
         pytest.skip("the filter reads the accuracies of a group, of which there are none")
-    with pytest.raises(RolloutError, match=told):
+    with pytest.raises(RolloutError, match=message):
         sample(monkeypatch, script, metric=metric, **changes)
     sample(monkeypatch, [MIXED, MIXED], metric=metric)  # a complete one is
 

@@ -164,8 +164,8 @@ def test_a_line_lost_to_a_kill_after_its_checkpoint_is_restored_once(tmp_path: P
     run_folder.append_metrics(tmp_path, 1, {"critic/score/mean": 0.25})
     trainer.step({}, {})
     trainer._save_checkpoint()  # a SIGKILL before verl writes the metrics
-    for told in (1, 0):
-        assert len(checkpoints.restore_line(tmp_path, trainer.saves)) == told
+    for count in (1, 0):
+        assert len(checkpoints.restore_line(tmp_path, trainer.saves)) == count
         again = Trainer(tmp_path, step=0)
         again._load_checkpoint()
         assert (again.global_steps, again.fetched) == (2, 1)
@@ -221,8 +221,8 @@ def test_at_an_alarm(tmp_path: Path, action: str, tracked: int | None, done: lis
         run_folder.append_metrics(tmp_path, step, {"actor/grad_norm": 1.0})
     trainer.end_step({"actor/grad_norm": 3.0})
     assert trainer.done == done
-    found = run_folder.read_metrics(tmp_path)[-1].get("guard/breach")
-    assert found == (None if action == "off" else 1)
+    breach = run_folder.read_metrics(tmp_path)[-1].get("guard/breach")
+    assert breach == (None if action == "off" else 1)
     trainer.global_steps = 4
     if action == "stop":
         with pytest.raises(CollapseError, match=r"actor/grad_norm=3 .*from 1 before"):
