@@ -95,7 +95,8 @@ class SavingTrainer(PPOTrainer):
         """verl's validation; cut short it has no metrics, and `end_step` saves the step."""
         if not self.line:  # before the first step
             metrics = super()._validate()
-            progress.reached(self.run_dir, progress.VALIDATED, metrics=run_folder.metrics_line(0, metrics))
+            line = run_folder.metrics_line(0, metrics)
+            progress.reached(self.run_dir, progress.VALIDATED, metrics=line)
             return metrics
         if self.limit.in_validation():
             return {}
