@@ -27,7 +27,10 @@ from recipe.preflight.rules import Check, Rule, Setup, messages
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
-VESPO_TARGET = "recipe.algorithms.vespo.VESPOLossConfig"
+OWN_CLASS = {
+    "vespo": "recipe.algorithms.vespo.VESPOLossConfig",
+    "fipo": "recipe.algorithms.fipo.FIPOLossConfig",
+}
 OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
 NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
@@ -112,7 +115,10 @@ ALLOWED_ALGORITHM = [
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
     "{LOSS}=gspo {C}.bypass_mode=true",
-    f"{TA} recipe.weights.name=clip_cov {{LOSS}}=vespo {{A}}.policy_loss._target_={VESPO_TARGET}",
+    *(
+        f"{TA} recipe.weights.name=clip_cov {{LOSS}}={loss} {{A}}.policy_loss._target_={target}"
+        for loss, target in OWN_CLASS.items()
+    ),
     *(f"{{LOSS}}=dppo_{x} {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}" for x in ("tv", "kl")),
     f"{RS}'token_k2,seq_max_k3'",
     TA,
@@ -124,7 +130,7 @@ ALLOWED_ALGORITHM = [
         f"{TA} recipe.weights.name={weights} {{LOSS}}={loss} {SEQUENCE}"
         for weights in ("gaussian_covariance", "clip_cov")
         for loss in HOMOGENEOUS
-        if loss != "vespo"
+        if loss not in OWN_CLASS
     ),
     "{LOSS}=clip_cov",
     "{LOSS}=kl_cov",
