@@ -153,6 +153,7 @@ TOY = {
     "unlikeliness": {ADVANTAGE, "recipe.advantage.arguments", "recipe.advantage.arguments.beta"},
     "grpo_lead": {ADVANTAGE, *ARGUMENTS},
     "asym_grpo": {ADVANTAGE, *EXPONENTS},
+    "sdpo": {ADVANTAGE, MODE, MEAN, LOW, HIGH},
     "balanced": {WEIGHTS, MEAN},
     "high_entropy": {WEIGHTS, *SHARE, f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
 }

@@ -5,15 +5,16 @@ Families, in the order in which a step uses them:
     sampling    curriculum; dynamic sampling is `recipe.trainer.replay_buffer`
     rewards     hapo; accuracy, format and overlong penalty are `recipe.rollout.reward`
     advantages  grpo, dr_grpo, rloo, maxrl, seed_grpo, ta_grpo, gdpo, grpo_lead, asym_grpo,
-                unlikeliness, none, verl_estimators (PPO and verl's others)
+                unlikeliness, sdpo, none, verl_estimators (PPO and verl's others)
     weights     of tokens: cw_grpo, clip_cov, high_entropy, balanced
     losses      gmpo, vespo, fipo; GSPO (LUSPO), CISPO, SAPO, Clip-Cov, KL-Cov and DPPO are verl's
     shared      registry, compute, rollouts (the input), groups, tokens, covariance
 
 `ADVANTAGES`: name -> function (rewards_B, group_B) -> advantages_B. Each returns exactly 0 for
 a group of one and for a group of equal rewards, and raises for rewards that are not finite.
-Exceptions: unlikeliness also compares likelihoods; grpo_lead, asym_grpo and gdpo read other columns
-instead of the rewards. The result depends neither on the order of rows nor on the ids of groups.
+Exceptions: unlikeliness also compares likelihoods, sdpo these alone, each token's; grpo_lead,
+asym_grpo and gdpo read other columns instead of the rewards. The result depends neither on the
+order of rows nor on the ids of groups.
 
 `TOKEN_WEIGHTS`: name -> function (logprobs_BT, advantages_BT, mask_BT, group_B, **settings) ->
 weights_BT, which multiply the advantages; 0 where the mask is 0. Statistics are over whole groups

@@ -103,6 +103,7 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
         ("recipe.weights.name", (name,), "recipe.weights", name)
         for name in ("clip_cov", "gaussian_covariance")
     ),
+    ("recipe.advantage.name", ("sdpo",), "recipe", "hint"),
     ("recipe.guard.action", get_args(Alarm), "recipe.guard", ""),
 ]
 SWITCHES = [

@@ -146,6 +146,18 @@ REWARD: list[Check] = [
         "recipe.advantage.name=grpo.",
     ),
     Rule(
+        f"{ADVANTAGE} recipe.rephrasings.count",
+        lambda s: s.advantage == "sdpo" and s.rephrasings,
+        "the hint stands beside the question itself, so a rephrasing would be in the ratio of one "
+        "prompt and the teacher of another. Set recipe.rephrasings.count=0.",
+    ),
+    Rule(
+        f"{ADVANTAGE} {CORRECTION}.bypass_mode",
+        lambda s: s.advantage == "sdpo" and s.correction.bypass_mode,
+        "the advantage would contain the difference between engine and actor. Set "
+        f"{CORRECTION}.bypass_mode=false.",
+    ),
+    Rule(
         f"{R}.n recipe.rephrasings.count",
         lambda s: s.rollout.n % (s.rephrasings + 1),
         "the question and each rephrasing get the same number of responses. Set "

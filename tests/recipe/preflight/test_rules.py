@@ -36,6 +36,7 @@ NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
 PCL = "recipe.curriculum.enable=true recipe.curriculum.value_model=true critic.enable=true"
 MAXRL = "recipe.advantage.name=maxrl recipe.reward.format_weight=0"
+SDPO = "recipe.advantage.name=sdpo recipe.reward.format_weight=0"
 VERIFIER = "recipe.reward.verifiers.toy=my_module.check"
 TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
 STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
@@ -88,6 +89,9 @@ REFUSED = [
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
     (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
     (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
+    (f"{SDPO} {VERIFIER}", "sdpo recipe.reward.verifiers"),
+    (f"{SDPO} recipe.rephrasings.count=3", "sdpo recipe.rephrasings.count"),
+    (f"{SDPO} {{C}}.bypass_mode=true", "sdpo {C}.bypass_mode"),
     (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
     ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
     (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
@@ -109,6 +113,7 @@ ALLOWED_ALGORITHM = [
     PCL,
     *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
     MAXRL,
+    SDPO,
     NONE,
     f"{NONE} {{R}}.n=1",
     "recipe.advantage.name=none {A}.use_kl_loss=true",
