@@ -39,6 +39,7 @@ LOSS, MEAN = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode"
 LOW, HIGH = f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
 MODE, KL, ENTROPY = f"{LOSS}.loss_mode", f"{ACTOR}.use_kl_loss", f"{ACTOR}.entropy_coeff"
 ARGUMENTS = {"recipe.advantage.arguments", "recipe.advantage.arguments.alpha"}
+EXPONENTS = {f"recipe.advantage.arguments{part}" for part in ("", ".positive", ".negative")}
 SHARE = {"recipe.weights.arguments", "recipe.weights.arguments.ratio"}
 SCALE = f"{ACTOR}.loss_scale_factor"
 ADVANTAGE, COUNT = "recipe.advantage.name", "recipe.rephrasings.count"
@@ -141,6 +142,7 @@ TOY = {
     "sapo": {MODE},
     "luspo": {MODE, LOW, HIGH, MEAN},
     "vespo": {MODE, f"{LOSS}._target_", MEAN},
+    "fipo": {MODE, f"{LOSS}._target_", f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
     "one_shot": {ENTROPY, "recipe.one_question"},
     "entropy_only": {ADVANTAGE, ENTROPY},
     "hapo": {"recipe.history.enable"},
@@ -150,6 +152,8 @@ TOY = {
     "prompt_aug_gdpo": {ADVANTAGE, HIGH, MEAN, *AUGMENT},
     "unlikeliness": {ADVANTAGE, "recipe.advantage.arguments", "recipe.advantage.arguments.beta"},
     "grpo_lead": {ADVANTAGE, *ARGUMENTS},
+    "asym_grpo": {ADVANTAGE, *EXPONENTS},
+    "sdpo": {ADVANTAGE, MODE, MEAN, LOW, HIGH},
     "balanced": {WEIGHTS, MEAN},
     "high_entropy": {WEIGHTS, *SHARE, f"{ACTOR}.clip_ratio_c", HIGH, MEAN, FILTER, *PUNISHED},
 }

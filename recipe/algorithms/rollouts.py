@@ -48,6 +48,7 @@ class RolloutBatch:
     prompts: list[Tensor]  # token ids of the prompt it is trained under
     generated_under: list[Tensor]  # of the prompt it was generated under
     responses: list[Tensor]
+    hinted_logprobs_BT: Tensor | None = None  # under a prompt with a right answer (SDPO)
     versions: list[list[list[int]]] = field(default_factory=list)  # [weight version, tokens], ...
 
     def __len__(self) -> int:

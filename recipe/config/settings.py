@@ -52,6 +52,13 @@ def _validation(key: str) -> str:
     return key
 
 
+def _hint(text: str) -> str:
+    if text.count("{question}") != 1 or text.count("{solution}") != 1:
+        raise ValueError("should contain {question} and {solution}, each once")
+    return text
+
+
+Hint = Annotated[str, AfterValidator(_hint)]
 ValidationKey = Annotated[str, AfterValidator(_validation)]
 
 
@@ -208,6 +215,10 @@ class Recipe(Record):
     overlong_filter: bool = setting(False, "leave truncated responses out of the loss (DAPO)")
     history: History = History()
     curriculum: Curriculum = Curriculum()
+    hint: Hint = setting(
+        "{question}\n\nA correct solution:\n\n{solution}\n\nNow solve the question yourself.",
+        "prompt of SDPO's teacher",
+    )
     source_weights: dict[str, Above0] | None = setting(None, "{DATA_SOURCE: weight of its rows}")
     one_question: Text | Count | None = setting(None, "uid of the only training question")
     guard: Guard = Guard()

@@ -26,8 +26,11 @@ A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
 MODE, ASYNCHRONOUS = "trainer.v1.trainer_mode", "recipe_colocate_async"
-# Losses that read clip_ratio; the first three also read clip_ratio_c.
-CLIPPED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "cispo", "clip_cov", "geo_mean", "gmpo")
+# Losses that read clip_ratio; the first four also read clip_ratio_c.
+CLIPPED = (
+    *("vanilla", "dppo_tv", "dppo_kl", "fipo"),
+    *("gspo", "cispo", "clip_cov", "geo_mean", "gmpo"),
+)
 LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
 
 
@@ -61,7 +64,7 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
     (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
     (LOSS, ("sapo",), A, "tau_pos tau_neg"),
     (LOSS, CLIPPED, A, "clip_ratio clip_ratio_low clip_ratio_high"),
-    (LOSS, CLIPPED[:3], A, "clip_ratio_c"),
+    (LOSS, CLIPPED[:4], A, "clip_ratio_c"),
     *(
         row
         for role in (A, "critic")
@@ -100,6 +103,7 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
         ("recipe.weights.name", (name,), "recipe.weights", name)
         for name in ("clip_cov", "gaussian_covariance")
     ),
+    ("recipe.advantage.name", ("sdpo",), "recipe", "hint"),
     ("recipe.guard.action", get_args(Alarm), "recipe.guard", ""),
 ]
 SWITCHES = [

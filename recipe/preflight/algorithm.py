@@ -14,7 +14,7 @@ from recipe.preflight.rules import ADVANTAGE, CORRECTION, LOSS, A, Check, R, Rul
 KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
 HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
-HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl", "vespo")
+HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl", "vespo", "fipo")
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 
 
@@ -146,6 +146,18 @@ REWARD: list[Check] = [
         "recipe.advantage.name=grpo.",
     ),
     Rule(
+        f"{ADVANTAGE} recipe.rephrasings.count",
+        lambda s: s.advantage == "sdpo" and s.rephrasings,
+        "the hint stands beside the question itself, so a rephrasing would be in the ratio of one "
+        "prompt and the teacher of another. Set recipe.rephrasings.count=0.",
+    ),
+    Rule(
+        f"{ADVANTAGE} {CORRECTION}.bypass_mode",
+        lambda s: s.advantage == "sdpo" and s.correction.bypass_mode,
+        "the advantage would contain the difference between engine and actor. Set "
+        f"{CORRECTION}.bypass_mode=false.",
+    ),
+    Rule(
         f"{R}.n recipe.rephrasings.count",
         lambda s: s.rollout.n % (s.rephrasings + 1),
         "the question and each rephrasing get the same number of responses. Set "
@@ -256,11 +268,11 @@ LOSS_RULES: list[Check] = [
     Rule(
         f"{LOSS} {A}.policy_loss._target_",
         lambda s: (
-            s.loss in ("gmpo", "vespo")
+            s.loss in ("gmpo", "vespo", "fipo")
             and not str(s.actor.policy_loss._target_).startswith(f"recipe.algorithms.{s.loss}.")
         ),
-        "this loss needs the class of its own file in recipe/algorithms. Use method=gmpo or "
-        "method=vespo.",
+        "this loss needs the class of its own file in recipe/algorithms. Use method=gmpo, "
+        "vespo or fipo.",
     ),
     Rule(
         f"{LOSS} {A}.loss_agg_mode",

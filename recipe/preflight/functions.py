@@ -143,6 +143,7 @@ def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
         logprobs_BT=logprobs_BT,
         weight_logprobs_BT=logprobs_BT,
         rollout_logprobs_BT=logprobs_BT,
+        hinted_logprobs_BT=logprobs_BT / 2,
         entropy_BT=-logprobs_BT,
         prompts=tokens,
         generated_under=tokens,

@@ -86,7 +86,13 @@ def matrix(column: Any) -> Tensor:
 
 
 def rollouts_of(
-    fetched: Fetched, *, seed: int, rewards: Tensor, mask: Tensor, weight_logprobs: Tensor | None
+    fetched: Fetched,
+    *,
+    seed: int,
+    rewards: Tensor,
+    mask: Tensor,
+    weight_logprobs: Tensor | None,
+    hinted_logprobs: Tensor | None = None,
 ) -> RolloutBatch:
     """Return the real rows, `trained_B` True in all; `rewards` and `mask` are R x T."""
     real = fetched.real()
@@ -128,6 +134,7 @@ def rollouts_of(
         mask_BT=mask[real] != 0,
         logprobs_BT=logprobs_BT,
         weight_logprobs_BT=logprobs_BT if wanted_BT is None else wanted_BT,
+        hinted_logprobs_BT=matrix_of(hinted_logprobs),
         rollout_logprobs_BT=matrix_of(fetched.padded.get("rollout_log_probs")),
         entropy_BT=matrix_of(fetched.padded.get("entropy")),
         values_BT=matrix_of(fetched.padded.get("values")),

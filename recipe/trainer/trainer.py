@@ -23,6 +23,7 @@ from verl.workers.utils.padding import response_from_nested
 from prompt_aug.base.files import write_lines
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
+from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.compute import logprob_temperature
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.rollout.agent_loop import EPOCH, choose_template
@@ -31,6 +32,7 @@ from recipe.trainer import batch as batches
 from recipe.trainer import metrics as statistics
 from recipe.trainer import records
 from recipe.trainer.critic import ValueModel
+from recipe.trainer.hints import forward_of, hinted_logprobs
 from recipe.trainer.order import distribute, training_order
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
@@ -242,6 +244,7 @@ class RecipeMixin(SavingTrainer):
             in_flight=self.in_flight(),
             kl_controller=self.kl_ctrl_in_reward,
             weight_logprobs=weight_logprobs,
+            hinted_logprobs=self._hinted_logprobs(fetched, metrics),
             metrics=metrics,
         )
         every = self.config.recipe.save_rollouts_every
@@ -271,6 +274,22 @@ class RecipeMixin(SavingTrainer):
         fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
         mask = fetched.data["response_mask"]
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
+
+    def _hinted_logprobs(self, fetched: batches.Fetched, metrics: dict) -> torch.Tensor | None:
+        """Return the log-probabilities under a right answer, for an advantage that reads them."""
+        recipe = self.config.recipe
+        if "hinted_logprobs_BT" not in ADVANTAGES.facts(recipe.advantage.name).inputs:
+            return None
+        temperature = float(self.config.actor_rollout_ref.rollout.temperature)
+        return hinted_logprobs(
+            fetched,
+            recipe.hint,
+            renderer=self.renderer,
+            tokenizer=self.tokenizer,
+            limit=int(self.config.data.max_prompt_length),
+            forward=forward_of(self.actor_rollout_wg, temperature, len(fetched.lengths)),
+            metrics=metrics,
+        )
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         used = self.use_critic

@@ -30,6 +30,7 @@ def signal_of(
     in_flight: Collection[str] = (),
     kl_controller: Any,
     weight_logprobs: Tensor | None,
+    hinted_logprobs: Tensor | None = None,
     metrics: dict,
 ) -> tuple[RolloutBatch, Tensor, dict[str, Tensor]]:
     """Return rollouts, rewards and the actor's columns; add to `metrics`, write tensors/."""
@@ -41,6 +42,7 @@ def signal_of(
         rewards=rewards,
         mask=mask,
         weight_logprobs=weight_logprobs,
+        hinted_logprobs=hinted_logprobs,
     )
     excluded = [bool(recipe.overlong_filter and cut) for cut in rollouts.truncated]
     filled = [group_id(key) in filled_groups for key in rollouts.keys]

@@ -22,7 +22,8 @@ NEEDED = {"one_shot": ["recipe.one_question=5"]}  # a sum with a carry under the
 # unit tests cover prompt_aug and ta_grpo_star; grpo_ds has the sampling of dapo.
 RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
 SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
-LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo", "vespo")  # the rest: vanilla
+LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo", "vespo", "fipo")  # or vanilla
+NAMED_LOSSES = {"luspo": "gspo", "sdpo": "cispo"}  # methods with a loss of another name
 # grpo first: it has no token weights, which test_failed_rollouts_are_retried relies on.
 PLACED = ("grpo", *RUN_ALONE, *SEEN_ELSEWHERE)
 SHARING = ["grpo", *(name for name in METHODS if name not in PLACED)]

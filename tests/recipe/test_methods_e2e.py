@@ -15,6 +15,7 @@ import yaml
 from method_runs import (
     LOSSES_RUN,
     METHODS,
+    NAMED_LOSSES,
     RUN_ALONE,
     SEEN_ELSEWHERE,
     SHARED_STEPS,
@@ -88,7 +89,7 @@ def test_steps_of_a_method_in_the_shared_run(runs: Runner, method: str) -> None:
     assert MARKS.get(method, unmarked)(metrics[-1])
     ran = {key for key in metrics[-1] if key.startswith("actor/ran_")}
     named = method if method in (*LOSSES_RUN, *VERLS_LOSSES) else "vanilla"
-    assert ran == {f"actor/ran_{'gspo' if method == 'luspo' else named}"}
+    assert ran == {f"actor/ran_{NAMED_LOSSES.get(method, named)}"}
     if "weights/min" not in metrics[-1]:
         arrays = runs.arrays("shared", step=metrics[-1]["step"])
         named = {"entropy_only": "none", "prompt_aug_gdpo": "gdpo", "ppo": "verl:gae"}

@@ -408,6 +408,9 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     assert all(len(x) == len(e["benchmarks"]) for e in known.values() for x in e["rows"].values())
     means = {("prompt_aug-1.5b", "GRPO"): 42.6, ("prompt_aug-1.5b", "DAPO"): 44.1}  # as printed
     means |= {("cw_grpo-1.5b", "CW-GRPO"): 55.3, ("cw_grpo-7b", "CW-GRPO"): 46.7}
+    one_shot = {"start model": 44.9, "GRPO on one question": 46.3, "GRPO on four questions": 46.9}
+    one_shot |= {"GRPO on 16 questions": 48.3, "GRPO on 1209 questions": 48.6}
+    means |= {("one_shot-r1-1.5b", row): mean for row, mean in one_shot.items()}
     for (name, row), mean in means.items():
         assert statistics.fmean(known[name]["rows"][row]) == pytest.approx(mean, abs=0.06)
     names = known["prompt_aug-1.5b"]["benchmarks"]
@@ -418,6 +421,13 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
         t for t in tables.expected_tables([collect(run)], "ta_grpo-4b") if "pass@32" in t[0]
     ]
     assert table[-1][1:] == ["-"] * 6  # two samples have no pass@32
+    write_eval(run, 0, {"aime24": [[1, 0], [0, 0]]})
+    ((title, table),) = [
+        t for t in tables.expected_tables([collect(run)], "nemo_rl-r1-1.5b") if "NeMo" in t[0]
+    ]
+    assert "at 7ea279a" in title and [row[-1] for row in table] == [
+        *("aime24", "24.0", "28.3", "32.7", "34.0", "25.0 ±25.0")
+    ]
     with pytest.raises(EvaluationError, match="nobody"):
         tables.expected_tables([collect(run)], "nobody")
 

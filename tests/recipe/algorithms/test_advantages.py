@@ -11,7 +11,7 @@ from covariance_cases import close
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.registry import Function as Advantage
 
-OTHER_INPUTS = {"gdpo", "unlikeliness", "grpo_lead"}  # see test_families.py
+OTHER_INPUTS = {"gdpo", "unlikeliness", "grpo_lead", "asym_grpo", "sdpo"}  # see test_families.py
 NAMES = sorted(set(ADVANTAGES) - OTHER_INPUTS)
 CENTERED = [name for name in NAMES if name not in ("maxrl", "none")]
 E = 1e-6  # the epsilon beside the standard deviation

@@ -1,4 +1,4 @@
-"""GDPO, SEED-GRPO, unlikeliness, GRPO-LEAD, Balanced Aggregation, 80/20 and verl's estimators.
+"""GDPO, SEED-GRPO, unlikeliness, GRPO-LEAD, AsymGRPO, Balanced Aggregation, 80/20, verl's.
 
 Values by hand, the formulas of the authors' code on random batches, laws, and broken copies.
 """
@@ -17,7 +17,9 @@ from recipe.algorithms.dr_grpo import dr_grpo
 from recipe.algorithms.seed_grpo import seed_grpo, semantic_entropy
 from recipe.errors import ConfigError
 
-GDPO, UNLIKELY, LEAD = (ADVANTAGES[name] for name in ("gdpo", "unlikeliness", "grpo_lead"))
+GDPO, UNLIKELY, LEAD, ASYM = (
+    ADVANTAGES[name] for name in ("gdpo", "unlikeliness", "grpo_lead", "asym_grpo")
+)
 
 
 def batch(seed: int) -> dict[str, Any]:
@@ -123,10 +125,43 @@ def test_lead_is_the_authors_code(seed: int) -> None:
     close(LEAD(**given(made, "accuracy", "lengths")), wanted, 1e-9)
 
 
+def test_asym_grpo_by_hand() -> None:
+    """Pass rates 1/4 and 4/5, exponents 2 and 1/2: 3^2 and -(1/3)^(1/2); (1/4)^2 and -4^(1/2)."""
+    accuracy, group_B = [1.0, 0, 0, 0, 1, 1, 1, 1, 0], [3, 3, 3, 3, 2, 2, 2, 2, 2]
+    result = ASYM([9.0] * 9, group_B, accuracy=accuracy, positive=2.0, negative=0.5)
+    close(result, [9, *[-math.sqrt(1 / 3)] * 3, *[1 / 16] * 4, -2])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_asym_grpo_has_grpo_and_reinforce_as_special_cases(seed: int) -> None:
+    made = batch(seed)
+    right_B, n_B = made["accuracy"], torch.bincount(made["group_B"])[made["group_B"]]
+    mixed_B = ADVANTAGES["grpo"](right_B, made["group_B"])
+    result = ASYM(**given(made, "accuracy"), positive=0.5, negative=0.5)
+    close(result * ((n_B - 1) / n_B).sqrt(), mixed_B, 1e-5)  # grpo's epsilon, and n - 1
+    assert result.abs().max() > 0.5
+    result = ASYM(**given(made, "accuracy"), positive=0.0, negative=0.0)
+    close(result, torch.where(mixed_B == 0, 0.0, 2 * right_B - 1))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "exponents", "message"),
+    [
+        ([1.0, 0.5], {}, "0 or 1"),
+        ([1.0, math.nan], {}, "not finite"),
+        ([1.0, 0.0], {"negative": -0.1}, "negative=-0.1"),
+    ],
+)
+def test_asym_grpo_rejects(accuracy: list[float], exponents: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ASYM([1.0, 0.0], [0, 0], accuracy=accuracy, **exponents)
+
+
 OURS = {
     "gdpo": ("accuracy", "formats"),
     "unlikeliness": ("mask_BT", "logprobs_BT"),
     "grpo_lead": ("accuracy", "lengths"),
+    "asym_grpo": ("accuracy",),
 }
 
 
@@ -284,8 +319,17 @@ def test_other_estimators_are_refused(name: str) -> None:
 
 # --- negative controls ------------------------------------------------------------------------
 
-gdpo, unlikeliness, grpo = GDPO, UNLIKELY, ADVANTAGES["grpo"]
+gdpo, unlikeliness, asym_grpo, grpo = GDPO, UNLIKELY, ASYM, ADVANTAGES["grpo"]
 CHECKS: list[tuple[Callable[[], None], str, Any]] = [
+    (test_asym_grpo_by_hand, "ASYM", lambda r, g, **k: -asym_grpo(r, g, **k)),
+    (test_asym_grpo_by_hand, "ASYM", lambda r, g, accuracy, **_: grpo(accuracy, g)),
+    (
+        test_asym_grpo_by_hand,
+        "ASYM",
+        lambda r, g, accuracy, positive, negative: asym_grpo(
+            r, g, accuracy=accuracy, positive=negative, negative=positive
+        ),
+    ),
     (test_gdpo_by_hand, "GDPO", lambda r, g, **k: -gdpo(r, g, **k)),
     (test_gdpo_by_hand, "GDPO", lambda r, g, **_: grpo(r, g)),
     (test_unlikeliness_by_hand, "UNLIKELY", lambda r, g, **k: unlikeliness(r, g, beta=0.0, **k)),

@@ -10,6 +10,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
 import recipe.algorithms.gmpo  # noqa: F401  (registers the loss)
+from recipe.algorithms.fipo import FIPOLossConfig
 from recipe.algorithms.vespo import VESPOLossConfig
 from recipe.preflight.algorithm import HOMOGENEOUS
 
@@ -67,7 +68,9 @@ def gradient(name: str, weights_BT: torch.Tensor) -> torch.Tensor:
 
     settings = ActorConfig(
         **{"strategy": "fsdp", "rollout_n": 2, "ppo_micro_batch_size_per_gpu": ROWS},
-        policy_loss=VESPOLossConfig(loss_mode=name, dro_beta=0.1),
+        policy_loss=(FIPOLossConfig if name == "fipo" else VESPOLossConfig)(
+            loss_mode=name, dro_beta=0.1
+        ),
     )
     given = inputs()
     given["log_prob"].requires_grad_()

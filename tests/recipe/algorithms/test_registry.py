@@ -68,7 +68,8 @@ def test_a_function_from_a_folder_outside_the_repository(tmp_path: Path) -> None
 
 def test_every_algorithm_of_the_folder_is_registered() -> None:
     names = (
-        "grpo dr_grpo ta_grpo ta_grpo_star rloo maxrl none seed_grpo gdpo unlikeliness grpo_lead"
+        "grpo dr_grpo ta_grpo ta_grpo_star rloo maxrl none seed_grpo gdpo unlikeliness "
+        "grpo_lead asym_grpo sdpo"
     )
     assert set(ADVANTAGES) == set(names.split())
     assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}

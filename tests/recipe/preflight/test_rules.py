@@ -25,12 +25,16 @@ from recipe.preflight.rules import Check, Setup, messages
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
-VESPO_TARGET = "recipe.algorithms.vespo.VESPOLossConfig"
+OWN_CLASS = {
+    "vespo": "recipe.algorithms.vespo.VESPOLossConfig",
+    "fipo": "recipe.algorithms.fipo.FIPOLossConfig",
+}
 OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
 NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
 PCL = "recipe.curriculum.enable=true recipe.curriculum.value_model=true critic.enable=true"
 MAXRL = "recipe.advantage.name=maxrl recipe.reward.format_weight=0"
+SDPO = "recipe.advantage.name=sdpo recipe.reward.format_weight=0"
 VERIFIER = "recipe.reward.verifiers.toy=my_module.check"
 TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
 STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
@@ -83,6 +87,9 @@ REFUSED = [
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
     (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
     (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
+    (f"{SDPO} {VERIFIER}", "sdpo recipe.reward.verifiers"),
+    (f"{SDPO} recipe.rephrasings.count=3", "sdpo recipe.rephrasings.count"),
+    (f"{SDPO} {{C}}.bypass_mode=true", "sdpo {C}.bypass_mode"),
     (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
     ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
     (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
@@ -104,13 +111,17 @@ ALLOWED_ALGORITHM = [
     PCL,
     *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
     MAXRL,
+    SDPO,
     NONE,
     f"{NONE} {{R}}.n=1",
     "recipe.advantage.name=none {A}.use_kl_loss=true",
     "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
     "{LOSS}=gspo {C}.bypass_mode=true",
-    f"{TA} recipe.weights.name=clip_cov {{LOSS}}=vespo {{A}}.policy_loss._target_={VESPO_TARGET}",
+    *(
+        f"{TA} recipe.weights.name=clip_cov {{LOSS}}={loss} {{A}}.policy_loss._target_={target}"
+        for loss, target in OWN_CLASS.items()
+    ),
     *(f"{{LOSS}}=dppo_{x} {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}" for x in ("tv", "kl")),
     f"{RS}'token_k2,seq_max_k3'",
     TA,
@@ -122,7 +133,7 @@ ALLOWED_ALGORITHM = [
         f"{TA} recipe.weights.name={weights} {{LOSS}}={loss} {SEQUENCE}"
         for weights in ("gaussian_covariance", "clip_cov")
         for loss in HOMOGENEOUS
-        if loss != "vespo"
+        if loss not in OWN_CLASS
     ),
     "{LOSS}=clip_cov",
     "{LOSS}=kl_cov",

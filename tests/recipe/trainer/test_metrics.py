@@ -203,14 +203,21 @@ def written() -> set[str]:
         **staleness([[[0, 1]]], 1),
         **shaped_rewards(rollouts, {"enable": True, "floor": -1.0, "weight": 1.0})[1],
     }
-    files = ("trainer.py", "question_stats.py", "saving.py")
+    files = ("trainer.py", "question_stats.py", "saving.py", "hints.py")
     own = [text for file in files for text in texts_of(file)]
-    direct = {text for text in own if re.fullmatch(r"(train|training|curriculum|guard)/\w+", text)}
+    direct = {
+        text for text in own if re.fullmatch(r"(train|training|curriculum|guard|hint)/\w+", text)
+    }
     return {*result, *direct, *counted()}
 
 
 def test_the_page_names_what_a_training_writes() -> None:
-    assert {"train/wall_seconds", "curriculum/pass_rate", "history/known"} <= written()
+    assert {
+        "train/wall_seconds",
+        "curriculum/pass_rate",
+        "history/known",
+        "hint/share",
+    } <= written()
     assert "dynamic_sampling/evicted_equal" in written()
     assert differences(PAGE, written()) == []
 

@@ -173,7 +173,7 @@ def test_rollouts_are_saved_every_second_step_before_its_checkpoint(
     monkeypatch.setattr(RecipeTrainer, "_fetch", lambda *_: (None, None))
     monkeypatch.setattr(trainers, "signal_of", lambda *_, **__: (None, None, {}))
     monkeypatch.setattr(trainers.batches, "write", lambda *_: None)
-    config = {"recipe": {"save_rollouts_every": 2}}
+    config = {"recipe": {"save_rollouts_every": 2, "advantage": {"name": "grpo"}}}
     buffer = SimpleNamespace(filled_groups=())
     trainer = bare(config, replay_buffer=buffer, run_dir=tmp_path, tokenizer=None)
     for step in range(1, 6):

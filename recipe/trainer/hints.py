@@ -1,0 +1,106 @@
+"""Log-probabilities of a step's responses under prompts that hold a right answer (SDPO)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_from_nested
+
+from prompt_aug.prompts import Prompts
+from prompt_aug.questions import system_text, user_text
+from prompt_aug.templates.rendering import RenderError
+from recipe.algorithms.sdpo import solutions
+from recipe.trainer.batch import Fetched, numbered
+from recipe.trainer.order import group_id
+
+Forward = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+
+
+def rows(prompts: Sequence[Tensor], responses: Sequence[Tensor], count: int) -> TensorDict:
+    """Return a batch of `count` rows for verl's actor, filled up with copies of its first row."""
+    pairs = list(zip(prompts, responses, strict=True))
+    pairs += [pairs[0]] * (count - len(pairs))
+
+    def jagged(parts: Sequence[Tensor]) -> Tensor:
+        return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
+
+    ids = [torch.cat(pair) for pair in pairs]
+    mask = jagged([torch.ones_like(response) for _, response in pairs])
+    return TensorDict(
+        {
+            "prompts": jagged([prompt for prompt, _ in pairs]),
+            "responses": jagged([response for _, response in pairs]),
+            "input_ids": jagged(ids),
+            "position_ids": jagged([torch.arange(len(row)) for row in ids]),
+            "response_mask": mask,
+            "loss_mask": mask,
+        },
+        batch_size=count,
+    )
+
+
+def forward_of(workers: Any, temperature: float, count: int) -> Forward:
+    """Return a function (prompts, responses) -> log-probabilities of the responses' tokens.
+
+    `count`: rows of the step's batch, which verl has padded for its ranks and micro-batches.
+    """
+
+    def forward(prompts: list[Tensor], responses: list[Tensor]) -> list[Tensor]:
+        batch = rows(prompts, responses, count)
+        settings = {"calculate_entropy": False, "compute_loss": False, "no_lora_adapter": False}
+        tu.assign_non_tensor(batch, **settings, temperature=temperature)
+        found = workers.compute_log_prob(batch)["log_probs"]
+        return list(response_from_nested(found, batch["response_mask"]).unbind())[: len(prompts)]
+
+    return forward
+
+
+def hinted_logprobs(
+    fetched: Fetched,
+    hint: str,
+    *,
+    renderer: Prompts,
+    tokenizer: Any,
+    limit: int,
+    forward: Forward,
+    metrics: dict,
+) -> Tensor:
+    """Return a matrix R x T; rows without a hint hold the log-probabilities without one.
+
+    A hint is left out if its prompt would have more than `limit` tokens or cannot be rendered.
+    """
+    real, extra = fetched.real(), fetched.rows["extra_fields"]
+    graded = [extra[i]["reward_extra_info"] for i in real]
+    groups = numbered([group_id(fetched.batch.keys[i]) for i in real])
+    answers = solutions([g["acc"] for g in graded], [g["response"] for g in graded], groups)
+    keys = [fetched.batch.keys[i] for i in real]
+    messages = list(
+        tq.kv_batch_get(
+            keys=keys, partition_id=fetched.batch.partition_id, select_fields=["raw_prompt"]
+        )["raw_prompt"]
+    )
+    chosen, prompts = [], []
+    for i, answer, chat in zip(real, answers, messages, strict=True):
+        if answer is None:
+            continue
+        text = hint.replace("{question}", user_text(chat, "prompt")).replace("{solution}", answer)
+        try:
+            prompt = renderer.render(extra[i]["template"], text, tokenizer, system_text(chat))
+        except RenderError:  # the answer contains a marker of the chat template
+            continue
+        if len(prompt.ids) <= limit:
+            chosen.append(i)
+            prompts.append(torch.tensor(prompt.ids))
+    found = sum(answer is not None for answer in answers)
+    metrics["hint/share"] = len(chosen) / len(real)
+    metrics["hint/left_out"] = (found - len(chosen)) / len(real)
+    result = fetched.padded["old_log_probs"].clone()
+    if chosen:
+        responses = [fetched.rows["responses"][i] for i in chosen]
+        for i, values in zip(chosen, forward(prompts, responses), strict=True):
+            result[i, : len(values)] = values.to(result)
+    return result
