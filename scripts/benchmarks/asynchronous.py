@@ -50,8 +50,9 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, default=8, help="of each mode")
     parser.add_argument("--window", type=float, default=1, help="batches in flight")
     parser.add_argument("--longest", type=int, default=512, help="tokens of a response")
-    parser.add_argument("--temperature", type=float, default=1.3)
-    parser.add_argument("--out", type=Path, default=Path("runs/bench_asynchronous"))
+    parser.add_argument("--temperature", type=float, default=1.3, help="of the rollouts")
+    out = Path("runs/bench_asynchronous")
+    parser.add_argument("--out", type=Path, default=out, help="folder of both runs")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for both modes")
     given = parser.parse_args(arguments)
     shared = [f"data.max_response_length={given.longest}", *given.settings]

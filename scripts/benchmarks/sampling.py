@@ -74,7 +74,7 @@ def spin() -> None:
 
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--model", required=True, help="a folder")
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=64, help="at once")
     parser.add_argument("--tokens", type=int, default=64, help="of a response at most")
     parser.add_argument("--busy", type=int, default=0, help="loops beside both")
     given = parser.parse_args(arguments)
