@@ -10,7 +10,7 @@ line holds what was killed, at which step and moment, how the run ended, after h
 `wrong` what must not be. Exit code 1 if any line has something wrong.
 
 One of the kills fills the disk, so FOLDER should be a small file system of its own:
-`mount -t tmpfs -o size=400m tmpfs FOLDER`.
+`mount -t tmpfs -o size=2g tmpfs FOLDER`.
 
 After every end: the launching process has ended within `ENDS` seconds, no process of the run is
 left, metrics.jsonl has every step once, and there is a complete checkpoint. After every start: at
