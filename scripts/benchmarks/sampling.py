@@ -40,7 +40,7 @@ def ours(model: str, settings: Settings, inputs: Sequence[tuple[int, ...]]) -> l
 
 
 def vllm(model: str, settings: Settings, inputs: Sequence[tuple[int, ...]]) -> list[float]:
-    environment.set_defaults(cpu=not gpus_here())
+    environment.set_defaults(cpu=not gpus_here(), VLLM_PLUGINS="")  # without this project's sampler
     from vllm import LLM, SamplingParams
 
     llm = LLM(

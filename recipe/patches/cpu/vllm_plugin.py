@@ -62,20 +62,26 @@ def adapt_sampler(module: Any) -> None:
 
 
 def register() -> None:
-    """Entry point of ``vllm.general_plugins``; does nothing unless ``VERL_PLATFORM=cpu``.
+    """Entry point of ``vllm.general_plugins``: changes vLLM's engines on a CPU alone.
 
-    On a CPU, vLLM packs each linear weight for oneDNN and discards the original, so a live
-    weight update fails with "Parameter has no attribute weight_loader". With this patch
-    every linear layer multiplies by its unpacked weight.
+    All of them, in training and evaluation, sample by `inverse_sample`. With ``VERL_PLATFORM=cpu``
+    every linear layer also multiplies by its unpacked weight: vLLM packs each weight for oneDNN and
+    discards the original, so that a live weight update fails with "Parameter has no attribute
+    weight_loader".
     """
-    if not cpu.requested():
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
         return
     from vllm.model_executor.layers import utils
     from vllm.v1.sample.ops import topk_topp_sampler
+
+    adapt_sampler(topk_topp_sampler)
+    if not cpu.requested():
+        return
 
     def keep_weight(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     # vLLM 0.28's layers import the function after they have loaded their weights.
     utils.dispatch_cpu_unquantized_gemm = keep_weight
-    adapt_sampler(topk_topp_sampler)

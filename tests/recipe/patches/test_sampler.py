@@ -47,8 +47,8 @@ cls.forward_cpu(plain, torch.zeros(1, 300), {0: mine}, None, None)
 torch.empty(300).exponential_(generator=wanted)
 seen = {"an entry each": torch.equal(mine.get_state(), wanted.get_state())}
 
-from recipe.patches.cpu.vllm_plugin import adapt_sampler
-adapt_sampler(vllm_sampler)
+from recipe.patches.cpu.vllm_plugin import register
+register()
 logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(4)
 for mode in ("raw_logprobs", "processed_logprobs", "processed_logits"):
     sampler = SimpleNamespace(logprobs_mode=mode, use_fp64_gumbel=False)
@@ -77,7 +77,8 @@ print(json.dumps(seen))
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return look(PROGRAM, VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_LOGGING_LEVEL="ERROR")
+    quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
+    return look(PROGRAM, VERL_PLATFORM="", **quiet)  # as an evaluation does
 
 
 @pytest.mark.config
