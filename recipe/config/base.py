@@ -15,10 +15,13 @@ from omegaconf import OmegaConf
 
 from recipe.config.settings import defaults
 from recipe.errors import ConfigError
+from recipe.run import host
 
 CONFIG = Path(__file__).resolve().parent
 ROOT = "recipe"  # this project's composition; verl's own is ppo_trainer
 ConfigStore.instance().store("settings", {"recipe": defaults()})
+# ${checkout:PATH}: a file of this checkout, from any working folder.
+OmegaConf.register_new_resolver("checkout", lambda path: str(host.ROOT / path))
 
 
 def verl_config() -> Path:

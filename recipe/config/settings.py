@@ -62,21 +62,6 @@ Hint = Annotated[str, AfterValidator(_hint)]
 ValidationKey = Annotated[str, AfterValidator(_validation)]
 
 
-class Toy(Record):
-    """World of `recipe.toy`, built on first use and cached."""
-
-    enable: bool = setting(False, "build the world, and train on it")
-    cache: Text = setting(".toy", "folder of the built worlds")
-    world: Text = setting("sums", "recipe/toy/worlds/NAME.yaml, or the path of a .yaml")
-    train_questions: Positive | None = setting(None, "null: as in the world")
-    validation_questions: Positive | None = setting(None, "null: as in the world")
-    test_questions: Positive | None = setting(None, "null: as in the world")
-    templates: Names | None = setting(
-        "${recipe.augment.templates}", "the start model knows; null: all"
-    )
-    updates: Positive | None = setting(None, "supervised updates of the start model")
-
-
 class Augment(Record):
     """Prompt augmentation, arXiv 2602.03190."""
 
@@ -203,8 +188,7 @@ class Recipe(Record):
     keep_every: Positive | None = free(None, "also keep every m-th checkpoint")
     keep_best: ValidationKey | None = free(None, "and the best by val/SOURCE/accuracy")
     # verl's key of the model has the same value, and may not change.
-    model_path: Text | None = free(None, "start model; null: the toy's")
-    toy: Toy = Toy()
+    model_path: Text | None = free(None, "start model: a folder or hub id")
     augment: Augment = Augment()
     reward: Reward = Reward()
     rollout: Rollout = Rollout()

@@ -21,7 +21,6 @@ from recipe.preflight.questions import prepare_data
 from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, refuse
 from recipe.run.folder import RunFolder
-from recipe.toy import build as toy
 
 # Checks of the configuration alone, by theme.
 SETTINGS: dict[str, list[Check]] = {
@@ -58,19 +57,16 @@ def check(config: DictConfig, *, here: bool = True) -> Prompts:
     with open_dict(config):
         config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
         config.recipe.run_dir = str(Path(config.recipe.run_dir).resolve())
-    built = toy.attach(config) if config.recipe.toy.enable else None
-    setup = Setup(config, built=built, here=here)
+    setup = Setup(config, here=here)
     refuse([check for checks in PLACE.values() for check in checks], setup)
     return prompts
 
 
 def prepare(config: DictConfig, prompts: Prompts) -> None:
-    """Make the toy world where there is none, write the checked questions and config.yaml."""
+    """Write the checked questions and config.yaml."""
     folder = RunFolder(Path(config.recipe.run_dir))
     for message in repair_checkpoints(config):
         print(f"recipe.train: {message}", file=sys.stderr)
-    if toy.is_missing(config):
-        toy.build(config)
     shown = config.copy()  # keeps the user's data files, which `prepare_data` replaces
     report = prepare_data(config, prompts, load_tokenizer(config))
     write_json(folder.data_manifest, report | {"own_functions": own_functions(Setup(config))})

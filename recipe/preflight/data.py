@@ -74,14 +74,14 @@ def files(s: Setup) -> Iterator[str]:
         yield "recipe.model_path: not set. Name a model folder or a hub id."
     elif maker(model) == SMOLLM2 and not Path(model).is_dir():
         yield f"recipe.model_path={model}: no such folder. Make it: `{SMOLLM2}`."
-    elif not s.is_built(model):
+    else:
         yield from model_folder(model)
     held_out = " Or hold out questions of your own: prepare them with --validation N."
     for key, remedy in zip(SPLITS, ("", held_out), strict=True):
         if not (paths := paths_of(s.data[key])):
             yield f"data.{key}: not set. Name a parquet file of questions."
         for path in paths:
-            if not s.is_built(path) and not Path(path).exists():
+            if not Path(path).exists():
                 yield f"data.{key}={path}: no such file. Make it: `{maker(path)}`.{remedy}"
 
 

@@ -10,18 +10,16 @@ from omegaconf import DictConfig
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
-from prompt_aug.templates import load_bank
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
-from recipe.preflight.data import SPLITS, limited, load_tokenizer, paths_of
+from recipe.preflight.data import limited, load_tokenizer
 from recipe.preflight.estimate import FAST, GPUS, SLOW, Estimate, saved_bytes
 from recipe.preflight.questions import prepare_data
 from recipe.preflight.rules import Setup
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
 from recipe.run.folder import read_metrics
-from recipe.toy import build as toy
 
 GPU, VALIDATION = "h100-80", 500  # assumed for the hours: GPU, responses of a validation
 
@@ -32,7 +30,9 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     Reads the questions as the run would; writes nothing but a temporary folder.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        trial, report = rehearse(config, prompts, Path(scratch))
+        trial = config.copy()
+        trial.recipe.run_dir = scratch
+        report = prepare_data(trial, prompts, load_tokenizer(trial))
         question = read_parquet(trial.data.train_files[0])[0]
         name = (config.recipe.augment.templates or prompts.bank.names)[0]
         prompt = prompts.render(name, question.text, load_tokenizer(trial), question.system)
@@ -64,27 +64,6 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     width = max(map(len, lines))
     rows = [f"{key:<{width}}  {value}" for key, value in lines.items()]
     return "\n".join([*rows, f"first prompt, template {name}:", prompt.shown()])
-
-
-def rehearse(
-    config: DictConfig, prompts: Prompts, scratch: Path
-) -> tuple[DictConfig, dict[str, Any]]:
-    """Prepare the questions in `scratch`; return the changed copy of `config` and the report.
-
-    A toy world that is not built gets its questions and tokenizer there, and no weights.
-    """
-    trial, world = config.copy(), scratch / "world"
-    trial.recipe.run_dir = str(scratch)
-    if toy.is_missing(config):
-        bank = load_bank(config.recipe.augment.bank)
-        toy.write_data(toy.settings_of(config, bank), bank, world)
-        built = str(toy.folder_of(config, bank))
-        model = trial.actor_rollout_ref.model
-        model.path = model.path.replace(built, str(world))
-        for key in SPLITS:
-            paths = paths_of(config.data[key])
-            trial.data[key] = [path.replace(built, str(world)) for path in paths]
-    return trial, prepare_data(trial, prompts, load_tokenizer(trial))
 
 
 def method(config: DictConfig) -> str:

@@ -32,9 +32,8 @@ ADVANTAGE = "recipe.advantage.name"
 class Setup:
     """A composed configuration with its sections and derived sizes, as the rules read them."""
 
-    def __init__(self, config: DictConfig, *, built: Path | None = None, here: bool = True) -> None:
+    def __init__(self, config: DictConfig, *, here: bool = True) -> None:
         self.config = config
-        self.built = built  # folder in which the toy world is or will be made
         self.here = here  # False: the run is planned for another machine
         self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
         self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
@@ -70,10 +69,6 @@ class Setup:
     def message(self, keys: str, text: str) -> str:
         """Return a message about keys, separated by spaces, with their values."""
         return f"{' with '.join(map(self.named, keys.split()))}: {text}"
-
-    def is_built(self, path: str) -> bool:
-        """Return True for a file of the toy world, which may not be made yet."""
-        return self.built is not None and Path(path).is_relative_to(self.built)
 
     @property
     def prompts(self) -> Prompts:

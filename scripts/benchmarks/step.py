@@ -18,7 +18,6 @@ from typing import Any
 
 from recipe.run.environment import ENGINE_THREADS
 from recipe.run.folder import read_metrics
-from recipe.toy.world import names
 
 EXAMPLE = "--steps 6"
 PARTS = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
@@ -46,13 +45,13 @@ VARIANTS = {
 }
 
 
-def metrics_of(run: Path, settings: Sequence[str], world: str, steps: int) -> list[dict[str, Any]]:
+def metrics_of(run: Path, settings: Sequence[str], steps: int) -> list[dict[str, Any]]:
     """Return the metrics of one variant by step; train it if they are incomplete."""
     if len(read_metrics(run)) < steps:
         variables = dict(s.split("=") for s in settings if s.startswith(ENGINE_THREADS))
         command = [sys.executable, "-m", "recipe.train", "toy", f"recipe.run_dir={run}"]
         command += [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
-        command += [f"recipe.toy.world={world}", "trainer.test_freq=-1"]
+        command += ["trainer.test_freq=-1"]
         command += [s for s in settings if not s.startswith(ENGINE_THREADS)]
         subprocess.run(command, check=True, env={**os.environ, **variables})
     return read_metrics(run)
@@ -60,17 +59,11 @@ def metrics_of(run: Path, settings: Sequence[str], world: str, steps: int) -> li
 
 def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, default=6, help="of each variant")
-    parser.add_argument("--world", default="staircase", choices=names(), help="of recipe/toy")
     parser.add_argument("--only", nargs="+", default=[""], help="variants with one of these words")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_step"), help="for the runs")
     given = parser.parse_args(arguments)
     runs = {
-        name: metrics_of(
-            given.out / given.world / re.sub(r"\W+", "_", name).strip("_"),
-            settings,
-            given.world,
-            given.steps,
-        )
+        name: metrics_of(given.out / re.sub(r"\W+", "_", name).strip("_"), settings, given.steps)
         for name, settings in VARIANTS.items()
         if name == DEFAULT or any(word in name for word in given.only)
     }

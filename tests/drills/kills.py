@@ -45,8 +45,7 @@ STARTS = 600.0
 HANG = 45
 SAVE_FREQ = 2
 SMALL = [
-    *("recipe.toy.train_questions=24", "recipe.toy.test_questions=8"),
-    *("recipe.toy.validation_questions=8", "data.train_batch_size=2"),
+    *("data.train_max_samples=24", "data.val_max_samples=8", "data.train_batch_size=2"),
     *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
@@ -123,7 +122,7 @@ class Drill:
         self.sockets = ""  # pattern of the sockets of weights
 
     def start(self) -> None:
-        where = [f"recipe.run_dir={self.run}", f"recipe.toy.cache={self.folder}/cache"]
+        where = [f"recipe.run_dir={self.run}"]
         with self.log.open("wb") as file:
             command = [sys.executable, "-m", "recipe.train", "toy", *where, *self.settings]
             self.process = subprocess.Popen(command, stdout=file, stderr=file)

@@ -1,6 +1,5 @@
 """Trainings of the methods on the toy task for end-to-end tests, two at a time if memory allows."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from recipe.config.compose import compose_config, group_names
+from recipe.config.compose import group_names
 from recipe.run import folder as run_folder
-from recipe.toy.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = group_names("method")
@@ -39,6 +37,10 @@ def toy_command(method: str) -> list[str]:
     return ["toy_methods", f"method={method}", *NEEDED.get(method, [])]
 
 
+SMALL = [
+    *("data.train_max_samples=80", "data.val_max_samples=20", "eval.max_questions=20"),
+    *("trainer.save_freq=-1", "trainer.test_freq=-1"),
+]
 ONE_UPDATE = [f"{ACTOR}.ppo_mini_batch_size=4", "recipe.save_tensors_every=1"]
 
 # All compatible settings at once; see also the tests of the checks of algorithms.
@@ -97,25 +99,11 @@ class Runner:
         self.base, self.pool = base, ThreadPoolExecutor(2 if room and alone else 1)
         self.futures: dict[str, Future[tuple[Any, list[dict[str, Any]]]]] = {}
 
-    @functools.cached_property
-    def world(self) -> list[str]:
-        """The quick start's world: its start model is shipped, so that none is taught here."""
-        sizes = [f"recipe.toy.{split}_questions=20" for split in ("validation", "test")]
-        sizes += ["recipe.toy.train_questions=80", f"recipe.toy.cache={self.base / 'cache'}"]
-        built = build(compose_config("toy", sizes))
-        return [
-            *("recipe.toy.enable=false", f"recipe.model_path={built / 'model'}"),
-            *("trainer.save_freq=-1", "trainer.test_freq=-1"),
-            f"data.train_files=[{built / 'train.parquet'}]",
-            f"data.val_files=[{built / 'validation.parquet'}]",
-            f"eval.benchmarks=[{{name: toy_test, path: {built / 'test.parquet'}, samples: 1}}]",
-        ]
-
     @property
     def shared(self) -> list[str]:
         """The overrides of the run that methods share."""
         return [
-            *(*self.world, f"recipe.run_dir={self.base / 'shared'}"),
+            *(*SMALL, f"recipe.run_dir={self.base / 'shared'}"),
             *("data.train_max_samples=4", "recipe.save_tensors_every=1"),
         ]
 
@@ -127,7 +115,7 @@ class Runner:
         Names with the same part before a comma share a folder.
         """
         folder = self.base / name.partition(",")[0]
-        command = [sys.executable, "-m", "recipe.train", *toy_command(method), *self.world]
+        command = [sys.executable, "-m", "recipe.train", *toy_command(method), *SMALL]
         command += [f"recipe.run_dir={folder}", f"trainer.total_training_steps={steps}"]
         earlier = self.futures.get(after)
         self.futures[name] = self.pool.submit(self._call, [*command, *overrides], earlier)
@@ -176,7 +164,7 @@ def start_all(runner: Runner) -> None:
 
 
 def published(layer: str, longest: int = 60) -> list[str]:
-    """A published layer with sizes of the toy world: it sets those of the paper.
+    """A published layer with sizes of the toy task: it sets those of the paper.
 
     The start model was not taught its template. The reward for short responses gives variance.
     """

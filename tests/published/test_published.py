@@ -1,7 +1,7 @@
 """Prompts and format rewards of the published layers are those of the papers' authors.
 
 digests.json holds what the authors' own code gave, at the commits that examples/PUBLISHED.md names,
-for one question and for a fixed corpus of responses: worked answers of the toy world in every
+for one question and for a fixed corpus of responses: worked answers (demonstrations.py) in every
 template's format, then broken. None of the authors' text is here.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demonstrations import draw_demonstration
 from tiny_model import save_tokenizer
 
 from eval import sweep
@@ -23,8 +24,6 @@ from prompt_aug.questions import make_question, write_parquet
 from prompt_aug.templates import BankError, load_bank
 from prompt_aug.templates.__main__ import main as templates
 from recipe import train
-from recipe.toy.demonstrations import draw_demonstration
-from recipe.toy.world import Problem, load_world
 
 AUTHORS = json.loads(Path(__file__).with_name("digests.json").read_text())
 PROMPTS, REWARDS = AUTHORS["prompts"], AUTHORS["format_rewards"]
@@ -55,11 +54,11 @@ def broken(text: str, chance: random.Random) -> str:
 
 def responses() -> Iterator[str]:
     """SIZE responses."""
-    world, names, chance = load_world("sums"), load_bank().names, random.Random(0)
+    names, chance = load_bank().names, random.Random(0)
     for i in range(SIZE):
         b, a = sorted(chance.randrange(10, 100) for _ in range(2))
-        problem = Problem(a=a, op=chance.choice("+-"), b=b, level=2)
-        text = draw_demonstration(world, problem, names[i % len(names)], "published", i)
+        operation = chance.choice("+-")
+        text = draw_demonstration(a, operation, b, names[i % len(names)], "published", i)
         yield text if i % 5 == 0 else broken(text, chance)
 
 

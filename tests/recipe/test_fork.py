@@ -28,7 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run of three steps with the checkpoints 1 and 2, and its recorded command."""
     monkeypatch.setattr(launch, "set_environment", lambda config: None)
     folder = RunFolder(tmp_path / "run")
-    words = ["toy", f"recipe.run_dir={folder.root}", f"recipe.toy.cache={tmp_path / 'cache'}"]
+    words = ["toy", f"recipe.run_dir={folder.root}"]
     config = compose_config(words[0], words[1:])
     checks.check(config).write(folder.prompts)
     for step in (1, 2):
@@ -144,7 +144,7 @@ def test_a_live_run_is_not_forked(run: RunFolder, capsys: pytest.CaptureFixture[
 def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: RunFolder) -> None:
     new = RunFolder(run.root.parent / "new")
     words = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={run.checkpoint(1)}"]
-    words += [f"recipe.run_dir={new.root}", f"recipe.toy.cache={run.root.parent / 'cache'}"]
+    words += [f"recipe.run_dir={new.root}"]
     config = compose_config("toy", words)
     checks.check(config)
     assert resume.repair_checkpoints(config) == []
@@ -155,7 +155,7 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     assert "step 5 in metrics.jsonl" in resume.repair_checkpoints(config)[0]
     assert resume.repair_checkpoints(config) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
-    third = [f"recipe.run_dir={run.root.parent / 'third'}", words[0], words[3]]
+    third = [f"recipe.run_dir={run.root.parent / 'third'}", words[0]]
     for path, message in ((run.checkpoint(3), "no such folder"), ("null", "RUN/checkpoints")):
         with pytest.raises(ConfigError, match=message):
             checks.check(compose_config("toy", [*third, f"trainer.resume_from_path={path}"]))

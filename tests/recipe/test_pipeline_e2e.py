@@ -61,16 +61,14 @@ def make_questions(folder: Path) -> Path:
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
 
-def command(run: Path, cache: Path) -> list[str]:
+def command(run: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "recipe.train", "toy"),
-        *(f"recipe.run_dir={run}", f"recipe.toy.cache={cache}"),
-        *("recipe.toy.test_questions=20", "recipe.toy.train_questions=40"),
-        "recipe.toy.validation_questions=20",
+        *(f"recipe.run_dir={run}", "eval.max_questions=20", "data.val_max_samples=20"),
         *("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=4"),
         f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=16",
-        f"data.train_files=[{cache.parent}/train.parquet]",
+        f"data.train_files=[{run.parent}/train.parquet]",
         # LaTeX takes about a token for every byte.
         *("data.max_prompt_length=320", f"{ROLLOUT}.max_model_len=400"),
         *("trainer.logger=[tensorboard,wandb]", f"trainer.validation_data_dir={run}/validation"),
@@ -113,11 +111,11 @@ class Launched:
         return {n: (responses(self.run, n), lines[n]) for n in steps if n in lines}
 
 
-def launch(run: Path, cache: Path, name: str) -> Launched:
+def launch(run: Path, name: str) -> Launched:
     log = run.parent / f"{name}.log"
     environment = {**os.environ, "WANDB_MODE": "offline"}
     with log.open("w") as file:
-        process = subprocess.Popen(command(run, cache), stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(command(run), stdout=file, stderr=file, env=environment)
     return Launched(run, process, log)
 
 
@@ -125,13 +123,13 @@ def launch(run: Path, cache: Path, name: str) -> Launched:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A run that gets SIGTERM, loses its last checkpoint, resumes, is killed, and finishes."""
     base = tmp_path_factory.mktemp("pipeline")
-    run, cache = base / "run", base / "cache"
+    run = base / "run"
     make_questions(base)
-    seen: dict[str, Any] = {"run": run, "cache": cache}
-    terminate(launch(run, cache, "first"), seen)
-    kill(launch(run, cache, "second"), seen)
-    seen["resumed"] = call(*command(run, cache))
-    seen["again"] = call(*command(run, cache))
+    seen: dict[str, Any] = {"run": run}
+    terminate(launch(run, "first"), seen)
+    kill(launch(run, "second"), seen)
+    seen["resumed"] = call(*command(run))
+    seen["again"] = call(*command(run))
     yield seen
     processes.end(str(run))
 
@@ -140,7 +138,7 @@ def terminate(first: Launched, seen: dict[str, Any]) -> None:
     """SIGTERM after the third step; then the checkpoint that it saved is damaged."""
     run = first.run
     first.wait_for((run / "config.yaml").exists)
-    seen["second_start"] = call(*command(run, seen["cache"]))
+    seen["second_start"] = call(*command(run))
     first.wait_for_steps(3)
     first.process.send_signal(signal.SIGTERM)
     seen["code"] = first.process.wait(300)

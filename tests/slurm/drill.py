@@ -175,8 +175,7 @@ def twice(run: Path) -> str:
 
 # A toy run of the real training: FSDP over two ranks, an engine on each node.
 REAL = [
-    *("toy", "recipe.toy.updates=20", "recipe.toy.test_questions=20"),
-    *("recipe.toy.train_questions=40", "recipe.toy.validation_questions=20"),
+    *("toy", "data.train_max_samples=40", "data.val_max_samples=20"),
     *("data.train_batch_size=8", "actor_rollout_ref.rollout.n=4"),
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
@@ -188,8 +187,7 @@ REAL = [
 def real(run: Path, steps: int) -> str:
     """Submit the toy training over both nodes; return the number of the job."""
     network = {"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"}
-    cache = f"recipe.toy.cache={run.parent}/toy"
-    arguments = (*REAL, cache, f"trainer.total_training_steps={steps}")
+    arguments = (*REAL, f"trainer.total_training_steps={steps}")
     options = ["--nodes=2", "--time=60"]
     return submit(run, *options, arguments=arguments, **THIS_PYTHON, **network)
 

@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf, open_dict
-from tiny_model import save_tokenizer
 
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import make_question, write_parquet
 from recipe.errors import ConfigError
 from recipe.preflight.dry_run import checkpoints, describe, hours
-from recipe.toy import build
 
 MATH_1B = "Qwen/Qwen2.5-Math-1.5B"
 
@@ -57,38 +54,23 @@ def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: P
     assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
 
 
-def world(config: Any, folder: Path) -> None:
-    """Attach a small toy world that is not built."""
+def small(config: Any, folder: Path) -> None:
     with open_dict(config):
-        config.recipe.run_dir, config.recipe.toy.cache = str(folder / "run"), str(folder / "toy")
-        config.recipe.toy.train_questions, config.recipe.toy.validation_questions = 12, 2
+        config.recipe.run_dir = str(folder / "run")
         config.data.train_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
-    build.attach(config)
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_the_steps_are_those_of_the_limited_questions(
-    toy_config: Any, tmp_path: Path, made: bool
-) -> None:
+def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path: Path) -> None:
     config = toy_config.copy()
     config.recipe.augment.format = "published"
-    world(config, tmp_path)
+    small(config, tmp_path)
     with open_dict(config):
         config.data.train_max_samples, config.data.max_prompt_length = 8, 1000
         config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
-        if made:
-            save_tokenizer(tmp_path)
-            config.actor_rollout_ref.model.path = str(tmp_path)
-            for key, count in (("train", 12), ("val", 2)):
-                path = tmp_path / f"{key}.parquet"
-                config.data[f"{key}_files"] = [str(path)]
-                rows = [make_question(text=f"{key} {i}?", answers=("1",), source="t")
-                        for i in range(count)]  # fmt: skip
-                write_parquet(rows, path)
     text = describe(config, Prompts.from_config(config))
-    assert "8 for training (0 too long), 2 for validation" in text and "first prompt" in text
+    assert "8 for training (0 too long), 64 for validation" in text and "first prompt" in text
     assert "steps          2\n" in text and " 64 to come" in text and "updates        1 " in text
-    assert not (tmp_path / "toy").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.config  # starts a worker process
@@ -99,14 +81,14 @@ def test_the_steps_are_those_of_the_limited_questions(
         ("recipe.reward.verifiers", {"nowhere": "own_verifiers.even"}, "data_source nowhere"),
         ("recipe.source_weights", {"nowhere": 1.0}, "are toy_arithmetic"),
         ("recipe.keep_best", "val/nowhere/accuracy", "val/toy_arithmetic/accuracy"),
-        ("data.max_prompt_length", 5, "all 12 questions"),
+        ("data.max_prompt_length", 5, "all 2048 questions"),
     ],
 )
-def test_what_the_questions_show_is_refused_before_a_toy_world_is_built(
+def test_what_the_questions_show_is_refused(
     toy_config: Any, tmp_path: Path, key: str, value: Any, named: str
 ) -> None:
     config = toy_config.copy()
-    world(config, tmp_path)
+    small(config, tmp_path)
     OmegaConf.update(config, key, value, force_add=True)
     with pytest.raises(ConfigError, match=named):
         describe(config, Prompts.from_config(config))

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.draw import draw
 from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, load_bank, render
+from recipe.config.compose import EXAMPLES
 from recipe.errors import RolloutError
 from recipe.rollout.agent_loop import (
     EPOCH,
@@ -19,9 +21,6 @@ from recipe.rollout.agent_loop import (
     choose_template,
     rollout_seed,
 )
-from recipe.toy import build
-from recipe.toy.warmup import build_tokenizer
-from recipe.toy.world import load_world
 
 NAMES = ["open-r1-teacher", "formal", "lm_eval_prompt4"]
 
@@ -100,7 +99,7 @@ class Engine:
 
 @functools.cache  # it trains on the text of a whole world, and a loop only reads it
 def tokenizer() -> Any:
-    return build_tokenizer(build.corpus(load_world("sums"), load_bank()))
+    return load_tokenizer(str(EXAMPLES / "toy" / "start"))
 
 
 def loop(
