@@ -69,14 +69,14 @@ def clean(response: str) -> str:
 
 
 def check_answers(
-    question: Question, responses: Iterable[Response], benchmarks: OverlapIndex, allow_extra: bool
+    question: Question, responses: Iterable[Response], benchmarks: OverlapIndex
 ) -> list[Candidate]:
     """Return a candidate for each response, checked against the question and those before it."""
     checked: list[Candidate] = []
     for response in responses:
-        text, more = clean(response["text"]), {"allow_extra": allow_extra}
+        text = clean(response["text"])
         accepted = [c.text for c in checked if c.verdict == "accept"]
-        reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
+        reasons = check(question.text, text, accepted, answers=question.answers).reasons
         if (finish := response.get("finish", "stop")) != "stop":
             reasons += (reject("length", f"cut off: finish_reason {finish}"),)
         if (match := benchmarks.best(text)) and match.score >= OVERLAP_LIMIT:

@@ -45,7 +45,6 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--max-cost", help="dollars")
     add = parser.add_argument_group("verdicts and selection").add_argument
     add("--against", action="append", default=[], help="reject what [NAME=]SOURCE[@SPLIT] has")
-    add("--allow-extra", action="store_true", help="an added sentence with a quantity is doubtful")
     add("--solve", metavar="MODEL", help="accept what this model solves")
     add("--solve-url", help="its endpoint (default: --base-url)")
     add("--answers", type=int, default=4, help="answers to each candidate and question")

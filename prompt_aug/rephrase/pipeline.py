@@ -140,7 +140,7 @@ class Run:
         questions = [q for q in self.questions if responses.get(q.uid)]
         for question in questions:
             self.listed[question.uid] = check_answers(
-                question, responses[question.uid], self.benchmarks, self.options.allow_extra
+                question, responses[question.uid], self.benchmarks
             )
         if self.options.solve:
             self._solve(questions)

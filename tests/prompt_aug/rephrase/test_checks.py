@@ -115,8 +115,7 @@ TOLD = "Ann, who will have 17 apples, had 12 and purchased 5. What is her number
         (BETTER, {"answers": ["12"]}, "accept", None),
         (QUESTION.replace("buys 5 more", "eats 5 more"), {}, "doubtful", "edit"),
         (BETTER.replace("what number of", "which"), {"siblings": [BETTER]}, "reject", "sibling"),
-        (ADDED, {}, "reject", "extra"),
-        (ADDED, {"allow_extra": True}, "doubtful", "extra"),
+        (ADDED, {}, "doubtful", "numbers"),
         ("1" * 10**6, {}, "reject", "length"),
     ],
 )

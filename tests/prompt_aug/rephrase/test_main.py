@@ -195,7 +195,7 @@ def test_a_solver_finds_what_the_filters_missed_and_a_stop_loses_none_of_it(
 ) -> None:
     """With the filters blind, the edited candidate (sample 3) is left to the solver."""
     made = Pipeline(tmp_path, 3)
-    for name in ("compare_numbers", "compare_formulas", "compare_words", "added_quantity"):
+    for name in ("compare_numbers", "compare_formulas", "compare_words"):
         monkeypatch.setattr(f"prompt_aug.rephrase.checks.{name}", lambda *_: iter(()))
     assert made.run(arithmetic, "--solve", "m", "--n", "3") == 0
     listed = made.candidates()
