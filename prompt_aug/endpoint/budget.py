@@ -1,13 +1,10 @@
-"""Limits in requests, tokens and dollars: spent + reserved + wanted <= limit."""
+"""Limits in requests and tokens: spent + reserved + wanted <= limit."""
 
 import asyncio
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import NamedTuple
 
 from prompt_aug.endpoint import EndpointError
-
-Price = tuple[Decimal, Decimal]  # dollars per token, read and written
 
 
 class BudgetError(EndpointError):
@@ -15,25 +12,17 @@ class BudgetError(EndpointError):
 
 
 class Spending(NamedTuple):
-    """Requests, tokens of prompts, tokens of responses, dollars (0 without a price)."""
+    """Requests, tokens of prompts, tokens of responses."""
 
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
-    dollars: Decimal = Decimal(0)
 
     def plus(self, second: "Spending", sign: int = 1) -> "Spending":
-        requests, read, written = (a + sign * b for a, b in zip(self[:3], second[:3], strict=True))
-        return Spending(requests, read, written, self.dollars + sign * second.dollars)
-
-    def at(self, price: Price | None) -> "Spending":
-        """Return the same tokens with their dollars."""
-        read, written = price or (Decimal(0), Decimal(0))
-        return self._replace(dollars=read * self.tokens_in + written * self.tokens_out)
+        return Spending(*(a + sign * b for a, b in zip(self, second, strict=True)))
 
     def __str__(self) -> str:
-        money = f", ${self.dollars:.4f}" if self.dollars else ""
-        return f"{self.requests} requests, {self.tokens_in} + {self.tokens_out} tokens{money}"
+        return f"{self.requests} requests, {self.tokens_in} + {self.tokens_out} tokens"
 
 
 @dataclass(slots=True)
@@ -42,7 +31,6 @@ class Budget:
 
     max_requests: int | None = None
     max_tokens: int | None = None
-    max_cost: Decimal | None = None
     spent: Spending = field(default_factory=Spending)
     reserved: Spending = field(default_factory=Spending)
 
@@ -52,7 +40,6 @@ class Budget:
         for name, value, limit in (
             ("requests", used.requests, self.max_requests),
             ("total-tokens", tokens, self.max_tokens),
-            ("cost", used.dollars, self.max_cost),
         ):
             if limit is not None and value > limit:
                 return f"--max-{name} {limit}"

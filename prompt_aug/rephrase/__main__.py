@@ -44,10 +44,9 @@ def rephrase(options: Namespace) -> int:
 
 
 def say_estimates(pipeline: Run) -> int:
-    """Print the remaining requests, tokens and cost; return 0."""
-    unknown = "" if pipeline.model.endpoint.price else ", unknown price"
+    """Print the remaining requests and tokens; return 0."""
     for name, spending in pipeline.estimates().items():
-        print(f"{name}: {spending}{unknown}")
+        print(f"{name}: {spending}")
     answers = len(pipeline.model.store.answers)
     source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"
     print(f"expected by tokens and acceptance {source}; --solve and --judge are not included")
@@ -64,7 +63,7 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
             f"{short} questions have fewer than {options.n} rephrasings. Raise --most, or decide "
             "doubtful candidates with --solve or --judge."
         )
-    print(f"chosen by {report['chosen_by']}\nspent: {pipeline.budget.spent}\nwrote {options.out}")
+    print(f"spent: {pipeline.budget.spent}\nwrote {options.out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

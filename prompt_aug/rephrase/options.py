@@ -1,18 +1,12 @@
 """The command line of `python -m prompt_aug.rephrase`, validated."""
 
 import argparse
-import contextlib
 import os
-from decimal import Decimal, InvalidOperation
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import genai_prices
-
 from prompt_aug.base.commands import at_least, check_url, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.endpoint.budget import Budget, Price, Spending
 from prompt_aug.endpoint.client import KEY_VARIABLE, Endpoint
 
 
@@ -29,7 +23,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--limit", type=int, help="only the first so many questions")
     add("--partial", action="store_true", help="write results even if requests failed or stopped")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--dry-run", action="store_true", help="print requests, tokens and cost")
+    mode.add_argument("--dry-run", action="store_true", help="print requests and tokens")
     mode.add_argument("--offline", action="store_true", help="toy world: rules instead of a model")
     mode.add_argument("--from", dest="source", type=Path, help="read candidates from this file")
     add = parser.add_argument_group("model").add_argument
@@ -42,7 +36,6 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add = parser.add_argument_group("budget, of all stages and runs of OUT").add_argument
     add("--max-requests", type=int, help="attempts, retries included")
     add("--max-total-tokens", type=int, help="of prompts and responses")
-    add("--max-cost", help="dollars")
     add = parser.add_argument_group("verdicts and selection").add_argument
     add("--against", action="append", default=[], help="reject what [NAME=]SOURCE[@SPLIT] has")
     add("--solve", metavar="MODEL", help="accept what this model solves")
@@ -75,37 +68,11 @@ def validate(options: argparse.Namespace) -> None:
             raise UsageError(why)
 
 
-def endpoint(options: argparse.Namespace, model: str, url: str | None) -> Endpoint:
-    """Return the endpoint of a stage, with the price of its model."""
+def endpoint(options: argparse.Namespace, url: str | None) -> Endpoint:
+    """Return the endpoint of a stage."""
     url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
     return Endpoint(
         base_url=url,
-        price=price_of(model, url),
         concurrency=options.concurrency,
         timeout=options.timeout,
     )
-
-
-def price_of(model: str, base_url: str | None) -> Price | None:
-    """Return the price of a model at an endpoint, None if `genai_prices` has none."""
-    of = partial(genai_prices.calc_price, model_ref=model, provider_api_url=base_url)
-    read, written = (genai_prices.Usage(input_tokens=n, output_tokens=1 - n) for n in (1, 0))
-    try:
-        return of(read).total_price, of(written).total_price
-    except LookupError:
-        return None
-
-
-def budget(options: argparse.Namespace, spent: Spending, endpoints: list[Endpoint]) -> Budget:
-    """Return the limits of all stages. Raises UsageError for a limit that cannot be kept."""
-    cost, given = None, options.max_cost
-    if given is not None:
-        with contextlib.suppress(InvalidOperation):
-            cost = Decimal(given)
-        if cost is None or not cost.is_finite() or cost < 0:
-            raise UsageError(f"--max-cost={given}: not a number of dollars")
-        if any(endpoint.price is None for endpoint in endpoints):
-            raise UsageError(
-                f"--max-cost={given}: no price of a model is known. Use --max-total-tokens."
-            )
-    return Budget(options.max_requests, options.max_total_tokens, cost, spent)

@@ -79,8 +79,7 @@ class Stage:
     def estimate(self, request: Request, samples: int) -> Spending:
         """Return what a request for `samples` responses may use at most."""
         size = sum(len(message["content"].encode()) for message in request.messages)
-        tokens = size // BYTES_PER_TOKEN + 16, samples * self.sampling.max_tokens
-        return Spending(1, *tokens).at(self.endpoint.price)
+        return Spending(1, size // BYTES_PER_TOKEN + 16, samples * self.sampling.max_tokens)
 
     def send(self, requests: Iterable[Request], budget: Budget) -> None:
         """Request the missing responses. Raise the cause if the channel is stopped."""
@@ -188,7 +187,7 @@ class Stage:
         records = [common | {"sample": sample} | answer for sample, answer in pairs]
         spent = self.channel.budget.spent
         used, self.recorded = spent.plus(self.recorded, -1), spent
-        records[0]["used"] = list(used[:3])
+        records[0]["used"] = list(used)
         return records
 
 

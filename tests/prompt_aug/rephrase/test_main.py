@@ -26,13 +26,12 @@ from prompt_aug.rephrase.candidates import clean
 FIRST = [form.format(name="Ada", a=10, b=30) for form in GOOD]  # good candidates of question 0
 
 
-def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 4)
     assert made.run(rephrase, "--n", "2") == 0
     assert made.run(rephrase, "--n", "3", "--take-doubtful") == 0
     assert made.sent == 4, "there are enough"
     assert made.run(rephrase, "--n", "2") == 0
-    assert "distance alone" in capsys.readouterr().out
     before, after = made.original(), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
@@ -67,7 +66,7 @@ def test_a_dry_run_sends_nothing_and_prints_what_is_left_to_do(
     made = Pipeline(tmp_path, 6)
     assert made.run(rephrase, "--dry-run") == 0
     output = capsys.readouterr().out
-    assert re.search(rf"expected: 6 requests, \d+ \+ {6 * 5 * 256} tokens, unknown price", output)
+    assert re.search(rf"expected: 6 requests, \d+ \+ {6 * 5 * 256} tokens", output)
     assert re.search(rf"at most: 6 requests, \d+ \+ {6 * 5 * 2048} tokens", output)
     assert not made.out.exists() and made.sent == 0
     assert made.run(rephrase) == 0
@@ -91,8 +90,6 @@ def test_a_budget_that_is_reached(
     [
         (["--limit", "-1"], 2, "--limit=-1"),
         (["--most", "2", "--n", "3"], 2, "--most=2"),
-        (["--max-cost", "nan"], 2, "--max-cost=nan"),
-        (["--max-cost", "1"], 2, "no price of a model"),
         (["--timeout", "nan"], 2, "--timeout"),
         (["--base-url", "localhost:8000"], 2, "--base-url=localhost:8000"),
         (["--from", "BINARY"], 1, "no candidate of a question"),
@@ -204,7 +201,6 @@ def test_a_solver_finds_what_the_filters_missed_and_a_stop_loses_none_of_it(
     assert {r["filter"] for c in edited for r in c["reasons"]} == {"solver"}
     good = [c for c in listed if c["source"]["sample"] < 3]
     assert {c["verdict"] for c in good} == {"accept"}
-    assert good[0]["pass_rate"] == {"right": 4, "responses": 4}
     assert good[0]["source"]["solver"]["right"] == 4
     # The budget ends while further candidates are requested: what was paid for counts.
     more = ["--n", "5", "--most", "10", "--partial", "--max-requests", "1"]
