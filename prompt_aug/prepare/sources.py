@@ -76,20 +76,6 @@ class Preset(Columns):
     split: str
     files: str | None = None
     rows: Mapping[str, int] = Field(default_factory=dict)
-    out: Mapping[str, str] = Field(default_factory=dict)
-
-
-def command_for(path: str | Path) -> str:
-    """Return the command that makes `path`, or a parquet file of the data set of that name."""
-    for name, preset in load_presets().items():
-        if str(path) in (name, preset.hub):
-            path = name
-        for split, out in preset.out.items():
-            if Path(out) == Path(path):
-                option = "" if split == preset.split else f" --split {split}"
-                return f"python -m prompt_aug.prepare {name} {out}{option} --no-benchmarks"
-    named = f"SOURCE {path}" if Path(path).suffix == ".parquet" else f"{path} OUT.parquet"
-    return f"python -m prompt_aug.prepare {named} --against BENCHMARKS"
 
 
 def load_presets() -> dict[str, Preset]:

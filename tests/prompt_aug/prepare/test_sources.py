@@ -16,7 +16,6 @@ from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
     column_names,
-    command_for,
     complete,
     load_presets,
     load_rows,
@@ -85,19 +84,6 @@ PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
     "ta-grpo": ({"question": "Q?", "answer": "7", "index": 0, "sub_index": 0}, "Q?", "7", None),
     "openr1-math": (PLAIN, "Q?", "7", None),
 }
-
-
-def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
-    made = command_for("data/math/test.parquet").split()
-    assert made[3:] == "math-level3to5 data/math/test.parquet --split test --no-benchmarks".split()
-    for preset in load_presets().values():
-        for split, out in preset.out.items():
-            options = prepare.build_parser().parse_args(command_for(Path(out)).split()[3:])
-            _, chosen = prepare.choose(options)
-            assert (chosen.hub, chosen.split, str(options.out)) == (preset.hub, split, out)
-    assert "SOURCE mine.parquet" in command_for("mine.parquet")
-    for source, name in (("openai/gsm8k", "gsm8k"), ("gsm8k", "gsm8k"), ("a/b", "a/b")):
-        assert f"prepare {name} OUT.parquet" in command_for(source)
 
 
 @pytest.mark.parametrize("name", load_presets())
