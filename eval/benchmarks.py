@@ -4,7 +4,7 @@ benchmarks.yaml has those with a name. A user's own is a yaml file of its own, N
 
     questions      the number of different questions; another number in the data is rejected
     hub, revision, config, split   the data set on the hub;  or
-    file           parquet, csv, jsonl, json or arrow, relative to the yaml file
+    file           parquet, csv, jsonl or json, relative to the yaml file
     text, answer   columns (default: the usual names);  level: a column of difficulty
     answer_from    the answer is the text after the last occurrence of this string
     options        columns of wrong options: a multiple-choice question, graded by its letter
