@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prompt_aug.base.files import FileError, read_json, read_text
-from prompt_aug.templates.published import QUESTION, how_to_make
+from prompt_aug.templates.published import QUESTION
 from prompt_aug.templates.template import SLOT, Bank, BankError, FormatSetting, Template
 from prompt_aug.typed import parse_typed, parse_yaml
 
@@ -40,7 +40,8 @@ def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "s
         templates = _published(path) if path.suffix == ".json" else _from_yaml(read_text(path))
         return Bank(templates).with_format(format_setting)
     except FileError as error:
-        raise BankError(f"template bank: {error}.{how_to_make(path)}") from error
+        hint = " examples/PUBLISHED.md has the commands." if path.suffix == ".json" else ""
+        raise BankError(f"template bank: {error}.{hint}") from error
     except BankError as error:
         raise BankError(f"template bank {path}: {error}") from error
 
