@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.hub import hub_answers
+from prompt_aug.base.places import hub_answers
 from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.questions import (
     Question,
