@@ -1,4 +1,4 @@
-"""Checks of folders and of the hub. Standard library only, for the doctor on a broken installation."""
+"""Checks of folders and the hub. Standard library only, for the doctor on a broken installation."""
 
 import os
 import threading

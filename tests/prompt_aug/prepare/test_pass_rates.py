@@ -66,38 +66,3 @@ def test_the_band_and_what_is_recorded(
     assert len(refused) == 5 - len(rates) == manifest["refused"]["pass_rate"]
     assert manifest["kept"] == len(rates)
     assert ("keep" in manifest) and (manifest["keep"] is None) == (not options)
-
-
-def test_a_name_replaces_the_data_source(questions: list[Question], tmp_path: Path) -> None:
-    assert run(tmp_path) == 0
-    assert [q.source for q in read_parquet(tmp_path / "band.parquet")] == [
-        question.source for question in questions
-    ]
-    assert run(tmp_path, "--name", "mixed") == 0
-    assert {q.source for q in read_parquet(tmp_path / "band.parquet")} == {"mixed"}
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--keep", "0.2", "0.8"], 2, "needs --pass-rates"),
-        (["--pass-rates", "toy", "--keep", "0.8", "0.2"], 2, "lower one first"),
-        (["--pass-rates", "nowhere"], 1, "no grades.jsonl"),
-        (["--pass-rates", "other"], 1, "no question of SOURCE was measured"),
-        (["--pass-rates", "toy", "--keep", "0.6", "0.7"], 1, "no row is left"),
-    ],
-)
-def test_wrong_rates(
-    questions: list[Question],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    code: int,
-    message: str,
-) -> None:
-    write_lines(tmp_path / "other" / "grades.jsonl", [{"uid": "zz", "correct": True}])
-    monkeypatch.chdir(tmp_path)
-    assert run(tmp_path, *options) == code
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "band.parquet").exists()
