@@ -37,7 +37,7 @@ from prompt_aug.grading.extract import (
     stated_value,
 )
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
-from prompt_aug.grading.pool import GraderError, Verdict, default_pool
+from prompt_aug.grading.pool import GraderError, default_pool
 from prompt_aug.grading.structure import Node, build
 
 # fmt: off
@@ -84,21 +84,22 @@ class _Referee:
         self._calls += 1  # cached verdicts count, or a second grade could differ from the first
         if self._calls > MAX_WORKER_CALLS:
             raise _Stop("timeout", "too many formulas to compare")
-        verdict = _verdict(_latex(gold), _latex(pred))
-        if verdict.status == "timeout":
-            raise _Stop("timeout", verdict.detail)
-        if verdict.status == "unparsable":
-            self.unreadable = verdict.detail
-        return verdict.status == "correct"
+        status, detail = _verdict(_latex(gold), _latex(pred))
+        if status == "timeout":
+            raise _Stop("timeout", detail)
+        if status == "unparsable":
+            self.unreadable = detail
+        return status == "correct"
 
 
 @lru_cache(maxsize=1 << 14)
-def _verdict(gold: str, pred: str) -> Verdict:
+def _verdict(gold: str, pred: str) -> tuple[str, str]:
     """Return a worker's verdict; raise _Stop, which is not cached, if load may be the cause."""
-    verdict = default_pool().verify(gold, pred)
-    if verdict.status == "error" or verdict.detail == "wall":
-        raise _Stop("error" if verdict.status == "error" else "timeout", verdict.detail)
-    return verdict
+    reply = default_pool().ask({"gold": gold, "pred": pred})
+    status, detail = reply["status"], reply["detail"]
+    if status == "error" or detail == "wall":
+        raise _Stop("error" if status == "error" else "timeout", detail)
+    return status, detail
 
 
 def _latex(text: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug.grading import grade, grade_many
+from prompt_aug.grading import grade
 
 OPTIONS = ("10^-11 eV", "10^-4 eV", "10^{-9} \\text{ eV}", "No, since the key is -5; it grows")
 QUESTION = "Two states live 10^-4 s. Which energies tell them apart? (A) 10^-11 eV (B) 10^-4 eV"
@@ -69,25 +69,9 @@ def test_a_letter_of_a_formula_or_sentence_is_no_choice(box: str) -> None:
         )
 
 
-def test_a_letter_alone_is_right_also_if_an_option_has_no_words() -> None:
-    assert grade(r"\boxed{(B)}", "B", options=("[]", "[0, 2]")).correct
-
-
-def test_text_that_is_equal_to_two_options_is_wrong() -> None:
-    for options, correct in ((("3 km", "4"), True), (("3 km", "3"), False)):
-        assert grade(r"\boxed{(A) 3.0}", "A", options=options).correct == correct
-
-
 def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> None:
     chosen = [
         grade(text, "A", options=OPTIONS).extracted
         for text in (r"\boxed{B}", r"\boxed{(B) 10^-4 eV}", "The answer is (B) 10^-4 eV.")
     ]
     assert chosen == ["B"] * 3
-
-
-def test_options_are_the_fourth_of_what_is_graded_at_once() -> None:
-    answer = r"\boxed{(B) 10^-4 eV}"
-    with_options, without = grade_many([(answer, "B", QUESTION, OPTIONS), (answer, "B", QUESTION)])
-    assert with_options.correct
-    assert not without.correct

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader
-from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
+from prompt_aug.grading.pool import PoolSettings, WorkerPool
 
 NEEDS_ALGEBRA = ("(x+3)(x-3)", "x^2-9")
 
@@ -52,8 +52,7 @@ def test_statuses(response: str, gold: str, status: str) -> None:
 def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lost = Verdict(status="error", detail="memory limit")
-    failing = SimpleNamespace(verify=lambda gold, pred: lost)
+    failing = SimpleNamespace(ask=lambda _: {"status": "error", "detail": "memory limit"})
     monkeypatch.setattr(grader, "default_pool", lambda: failing)
     result = grade_answer("(x+7)(x-7)", "x^2-49")
     assert (result.status, result.detail) == ("error", "memory limit")
@@ -93,11 +92,11 @@ def test_an_unusable_gold_is_refused(gold: Any, message: str) -> None:
 def test_a_verdict_does_not_depend_on_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The responses of a group are often equal; the limit of calls counts known verdicts too."""
 
-    def verify(gold: str, pred: str) -> Verdict:
-        same = Counter(gold) == Counter(pred)
-        return Verdict(status="correct" if same else "wrong", detail="")
+    def ask(pair: dict[str, str]) -> dict[str, str]:
+        same = Counter(pair["gold"]) == Counter(pair["pred"])
+        return {"status": "correct" if same else "wrong", "detail": ""}
 
-    monkeypatch.setattr(grader, "default_pool", lambda: SimpleNamespace(verify=verify))
+    monkeypatch.setattr(grader, "default_pool", lambda: SimpleNamespace(ask=ask))
     gold = ", ".join(rf"\int_0^{n} f(x)dx" for n in range(1, 8))
     pred = ", ".join(rf"\int_0^{n} dxf(x)" for n in range(7, 0, -1))
     assert len({grade_answer(pred, gold).status for _ in range(4)}) == 1
