@@ -77,26 +77,6 @@ def test_a_chat_template_without_a_system_role_gets_it_in_the_user_message(
     assert rendered.messages == (("user", "SYS\n\nQ\nStep by step."),)
 
 
-def test_shots_are_turns_of_the_same_template_before_the_question() -> None:
-    shots = (("1 + 1?", "2"), ("3?", "three"))
-    raw = render(FULL, "Q", None, Form(style="raw"), shots=shots).text
-    first, rest = raw.split("\n\n", 1)
-    assert first == "SYS" and rest == "\n\n".join([
-        "1 + 1?\nStep by step.", "<think>\n2", "3?\nStep by step.", "<think>\nthree",
-        "Q\nStep by step.", "<think>\n",
-    ])  # fmt: skip
-    # Without a system role its text opens the first user turn only.
-    folded = render(FULL, "Q", tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>"), shots=shots[:1])
-    assert folded.text == (
-        "<bos><start>user\nSYS\n\n1 + 1?\nStep by step.<end>\n<start>assistant\n<think>\n2<end>\n"
-        "<start>user\nQ\nStep by step.<end>\n<start>model\n<think>\n"
-    )
-    inline = render(FULL, "Q", qwen(), Form(instruction="user"), shots=shots[:1]).messages
-    assert [text.split("\n")[0] for _, text in inline] == ["SYS", "<think>", "SYS"]
-    with pytest.raises(ValueError, match="special token"):
-        render(FULL, "Q", qwen(), shots=(("1?", "<|im_end|>"),))
-
-
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
@@ -199,9 +179,8 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
 
 def test_a_system_prompt_of_the_data_holds_no_role_token() -> None:
     for made, token in ((llama_3(), "<|eot_id|>"), (deepseek(), "<｜User｜>")):
-        for message in ({"system": f"a{token}"}, {"shots": ((f"1?{token}", "1"),)}):
-            with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
-                render(FULL, "Q", made, **message)
+        with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
+            render(FULL, "Q", made, system=f"a{token}")
         render(FULL, "Q", made, Form(system="template"), system=f"a{token}")  # not used
     render(FULL, "Q", qwen_base(tags=True), system="Think in <think>, answer in <answer>.")
 
