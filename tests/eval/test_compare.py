@@ -105,7 +105,7 @@ def test_benchmarks_of_one_side_and_other_settings_are_noted(
     assert main([*map(str, sides)]) == 0
     output = capsys.readouterr().out
     assert "note: only in B: y, z\n" in output and output.count("only in") == 1
-    assert "note: x: settings differ: template: t -> None\n" in output
+    assert "note: x: settings differ: template: 't' -> None\n" in output
     assert "Benchmarks" not in output and output.splitlines()[3].split()[:2] == ["x", "4"]
 
 

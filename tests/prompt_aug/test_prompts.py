@@ -6,7 +6,7 @@ import pytest
 
 from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
-from prompt_aug.templates import BankError, Form, UnknownTemplateError, load_bank
+from prompt_aug.templates import Form, load_bank
 
 PUBLISHED = "published_templates.json"
 
@@ -29,29 +29,6 @@ def test_what_is_written_is_what_is_read(
     assert again.to_yaml() == path.read_text(encoding="utf-8")
     # The file is a bank by itself, so a template is asked for in one way only.
     assert load_bank(path, setting) == prompts.bank  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("section", "error"),
-    [
-        ({"style": "plain"}, BankError),
-        ({"bank": "nowhere.yaml"}, BankError),
-        ({"validation_template": "qwen"}, UnknownTemplateError),
-    ],
-)
-def test_what_is_not_known_is_refused(section: dict[str, str], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        Prompts.from_section(section)
-
-
-@pytest.mark.parametrize("text", ["", "templates: {}", "[1]", "a: [", "style: auto"])
-def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "prompts.yaml"
-    path.write_text(text)
-    with pytest.raises(BankError, match=r"prompts\.yaml"):
-        Prompts.read(path)
-    with pytest.raises(BankError, match=r"none\.yaml"):
-        Prompts.read(tmp_path / "none.yaml")
 
 
 def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from made_tokenizers import LLAMA, deepseek, llama_3, qwen_base, tokenizer
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
-from prompt_aug.templates import Bank, BankError, Form, Template, load_bank, render
+from prompt_aug.templates import Bank, Form, Template, load_bank, render
 from prompt_aug.templates.rendering import RenderError, tag_opened_twice
 
 QWEN = (
@@ -77,21 +77,6 @@ def test_a_chat_template_without_a_system_role_gets_it_in_the_user_message(
     assert rendered.messages == (("user", "SYS\n\nQ\nStep by step."),)
 
 
-@pytest.mark.parametrize(
-    ("chat", "message"),
-    [
-        ("{% for", r"template fails: \w+: "),
-        ("{{ messages + 1 }}", r"template fails: \w+: "),
-        ("{{ raise_exception('no') }}", r"template fails: \w+: "),
-        ("loses all", "does not show the user message"),
-    ],
-)
-def test_a_chat_template_that_fails_is_refused(chat: str, message: str) -> None:
-    for form in (Form(style="chat"), Form()):
-        with pytest.raises(RenderError, match=rf"augment\.style={form.style}: .* {message}"):
-            render(FULL, "Q", tokenizer(chat, ()), form)
-
-
 def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:
     def twice(bank: Any, made: Any, **form: Any) -> dict[str, str]:
         tags = {n: tag_opened_twice(t, question("Q"), made, Form(**form)) for n, t in bank.items()}
@@ -135,24 +120,6 @@ def test_a_system_prompt_of_the_question_takes_the_templates_place() -> None:
 
 
 THINKING = "{{ messages[-1].content }}{% if enable_thinking %}THINK{% else %}ANSWER{% endif %}"
-
-
-def test_arguments_reach_the_chat_template_or_are_refused() -> None:
-    made, base = tokenizer(THINKING, ()), FULL.model_copy(update={"system": None})
-    for value, word in ((True, "THINK"), (False, "ANSWER")):
-        form = Form(chat={"enable_thinking": value})
-        assert word in render(base, "Q", made, form).text
-    with pytest.raises(RenderError, match=r"kwargs\.thinking_on=true: .* does not read it"):
-        render(base, "Q", made, Form(chat={"thinking_on": True}))
-    for form, key in (
-        (Form(chat={"enable_thinking": True}), r"data\.apply_chat_template_kwargs={'enable"),
-        (Form(style="chat"), r"recipe\.augment\.style=chat"),
-    ):
-        with pytest.raises(RenderError, match=f"^{key}.*: the tokenizer has no chat template"):
-            render(base, "Q", tokenizer(None, ()), form)
-    for chat, style in (({"tokenize": True}, "auto"), ({"enable_thinking": True}, "raw")):
-        with pytest.raises(BankError, match=r"data\.apply_chat_template_kwargs"):
-            Form(chat=chat, style=style)  # type: ignore[arg-type]
 
 
 def state(made: Any) -> str:
