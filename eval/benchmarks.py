@@ -34,7 +34,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from eval import EvaluationError
-from prompt_aug.grading.choice import LETTERS
+from prompt_aug.grading.grader import LETTERS
 from prompt_aug.prepare.sources import (
     IN_YAML,
     VERL_COLUMNS,

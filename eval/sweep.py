@@ -27,8 +27,7 @@ from prompt_aug.base.commands import add_steps, at_least, check_url, existing, m
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.endpoint import named
-from prompt_aug.endpoint.budget import Budget
+from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml

@@ -13,8 +13,7 @@ import openai
 
 from prompt_aug.base.commands import check_one_url
 from prompt_aug.base.errors import UserError
-from prompt_aug.endpoint import EndpointError
-from prompt_aug.endpoint.budget import Budget, Spending
+from prompt_aug.endpoint import Budget, EndpointError, Spending
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
 MOST_BYTES = 16 * 2**20  # of one reply

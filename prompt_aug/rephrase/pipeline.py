@@ -6,6 +6,7 @@ OUT.parquet.manifest.json    counts, settings, digests; written last
 """
 
 import math
+import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,22 +16,23 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256, write_json, write_lines
-from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
+from prompt_aug.endpoint import Budget, BudgetError, Spending
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
-from prompt_aug.prepare.overlap import OverlapIndex
+from prompt_aug.prepare.filters import OverlapIndex
 from prompt_aug.questions import Question, read_parquet, write_parquet
-from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase.candidates import (
     Candidate,
+    answers_of,
     check_answers,
     choose,
+    judged,
     read_candidates,
     rule_responses,
+    solved,
     usable,
 )
-from prompt_aug.rephrase.solver import answers_of, judged, solved
-from prompt_aug.rephrase.stage import EndedBySignalError, Stage, load_prompt
-from prompt_aug.rephrase.store import Request, Sampling
+from prompt_aug.rephrase.stage import EndedBySignalError, Request, Sampling, Stage, load_prompt
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
@@ -39,6 +41,12 @@ Responses = Mapping[str, Sequence[dict[str, Any]]]  # by uid
 
 def beside(out: Path, ending: str) -> Path:
     return out.with_name(out.name + ending)
+
+
+def endpoint(options: Namespace, url: str | None) -> Endpoint:
+    """Return the endpoint of a stage."""
+    url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
+    return Endpoint(base_url=url, concurrency=options.concurrency, timeout=options.timeout)
 
 
 class Run:
@@ -77,11 +85,11 @@ class Run:
         temperature: float = 1.0,
     ) -> Stage:
         """Return a stage whose responses are in this folder of OUT.work; without `model` unused."""
-        endpoint = cli.endpoint(self.options, url)
+        at = endpoint(self.options, url)
         tokens = self.options.answer_tokens
         sampling = Sampling(model or "", temperature=temperature, max_tokens=tokens)
         folder_path = self.options.work / folder
-        return Stage(title, folder_path, endpoint, load_prompt(prompt), sampling)
+        return Stage(title, folder_path, at, load_prompt(prompt), sampling)
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""

@@ -13,10 +13,8 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from prompt_aug.base.files import read_text
-from prompt_aug.templates.template import BankError
+from prompt_aug.templates.template import QUESTION, BankError
 from prompt_aug.typed import parse_yaml
-
-QUESTION = "QUESTION"
 
 
 def renderings(checkout: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_aug.prepare.overlap import OverlapIndex, grams, near_duplicates, words
+from prompt_aug.prepare.filters import OverlapIndex, grams, near_duplicates, words
 
 
 def test_words_by_hand() -> None:

@@ -9,9 +9,17 @@ import pytest
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase import check
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.candidates import Candidate, choose, distance, usable
+from prompt_aug.rephrase.candidates import (
+    Answers,
+    Candidate,
+    answers_of,
+    choose,
+    distance,
+    judged,
+    solved,
+    usable,
+)
 from prompt_aug.rephrase.checks import Reason
-from prompt_aug.rephrase.solver import Answers, answers_of, judged, solved
 
 TOY = {
     "What is 47 + 38?": 85,

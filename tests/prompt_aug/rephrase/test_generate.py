@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.endpoint import EndpointError
-from prompt_aug.endpoint.budget import Budget, BudgetError, Spending
+from prompt_aug.endpoint import Budget, BudgetError, EndpointError, Spending
 from prompt_aug.endpoint.client import Endpoint
-from prompt_aug.rephrase.stage import EndedBySignalError, Prompt, RephraseError, Stage
-from prompt_aug.rephrase.store import Request, Sampling, Store
+from prompt_aug.rephrase.stage import (
+    EndedBySignalError,
+    Prompt,
+    RephraseError,
+    Request,
+    Sampling,
+    Stage,
+    Store,
+)
 
 PROMPT = Prompt("Rephrase: {question}")
 SAMPLING = Sampling(model="scripted", max_tokens=50)

@@ -19,7 +19,7 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.base.files import read_lines
 from prompt_aug.endpoint.client import Endpoint
-from prompt_aug.rephrase import options
+from prompt_aug.rephrase import pipeline
 from prompt_aug.rephrase.__main__ import main
 
 FIRST = [form.format(name="Ada", a=10, b=30) for form in GOOD]  # good candidates of question 0
@@ -194,7 +194,7 @@ def test_a_failure_of_any_round_or_stage_is_named(
         texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
         return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
 
-    monkeypatch.setattr(options, "Endpoint", partial(Endpoint, per_request=2, retries=0))
+    monkeypatch.setattr(pipeline, "Endpoint", partial(Endpoint, per_request=2, retries=0))
     more = "--n 1 --most 6 --concurrency 1".split()
     assert made.run(script, *more) == 4
     assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
