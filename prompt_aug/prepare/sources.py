@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +233,9 @@ def from_folder(path: Path, split: str) -> Any:
     else:
         if len(kinds := {f.suffix for f in path.rglob("*")} & {*KINDS} - {".json"}) > 1:
             raise SourceError(f"{path}: it has files ending in {', '.join(kinds)}. Name one.")
-        splits, read = datasets.load_dataset_builder(str(path)).config.data_files or {}, from_files
+        with tempfile.TemporaryDirectory() as cache:  # the user's may be read-only
+            builder = datasets.load_dataset_builder(str(path), cache_dir=cache)
+        splits, read = builder.config.data_files or {}, from_files
     if split not in splits:
         listed = ", ".join(map(str, splits))
         raise SourceError(f"{path} has no split {split!r}. Choose one of {listed}.")
