@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -20,7 +20,6 @@ from prompt_aug.templates.format_checks import Mark, Marks, Rule, format_reward,
 from prompt_aug.typed import Record, Several, as_list, closest, parse_typed, parse_yaml
 
 FormatSetting = Literal["strict", "published"]
-FORMAT_SETTINGS: tuple[str, ...] = get_args(FormatSetting)
 Stops = Annotated[Several[Annotated[str, Field(min_length=1)]], BeforeValidator(as_list)]
 SLOT = "{question}"  # the place of the question in `user`
 QUESTION = "QUESTION"  # and in published renderings

@@ -121,9 +121,6 @@ def test_a_system_prompt_of_the_question_takes_the_templates_place() -> None:
     assert ignored == render(FULL, "Q", qwen())
 
 
-THINKING = "{{ messages[-1].content }}{% if enable_thinking %}THINK{% else %}ANSWER{% endif %}"
-
-
 def state(made: Any) -> str:
     settings = (made.chat_template, made.init_kwargs, made.special_tokens_map, made.padding_side)
     return repr((*settings, len(made))) + made.backend_tokenizer.to_str()
