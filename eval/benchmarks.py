@@ -4,14 +4,13 @@ benchmarks.yaml has those with a name. A user's own is a yaml file of its own, N
 
     questions      the number of different questions; another number in the data is rejected
     hub, revision, config, split   the data set on the hub;  or
-    file           parquet, csv, jsonl, json or arrow, relative to the yaml file
+    file           parquet, csv, jsonl or json, relative to the yaml file
     text, answer   columns (default: the usual names);  level: a column of difficulty
     answer_from    the answer is the text after the last occurrence of this string
     options        columns of wrong options: a multiple-choice question, graded by its letter
     choices        column of {text, label} (ARC) or of a list (MMLU): all options in their order;
                    `answer` has the label, or the place from 0
     template       template of its questions; overrides the evaluation's template
-    shots          yaml file of solved examples, a list of {question, answer}, before each question
     tolerance      relative error at which a number is right, if the gold is a decimal number
     samples        per question when sampling (default: its rows); greedy decoding takes one per row
     sha256         digest of all questions and answers, in any order; other content is rejected
@@ -35,7 +34,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from eval import EvaluationError
-from prompt_aug.grading.choice import LETTERS
+from prompt_aug.grading.grader import LETTERS
 from prompt_aug.prepare.sources import (
     IN_YAML,
     VERL_COLUMNS,
@@ -54,10 +53,8 @@ from prompt_aug.questions import (
     answer_texts,
     count_repeats,
     make_question,
-    normalise,
     read_all,
 )
-from prompt_aug.templates.rendering import Shots
 from prompt_aug.typed import Part, Positive, Record, Several, Text, closest, parse_typed, read_typed
 from recipe.run.evaluation import BenchmarkRequest, Samples
 
@@ -65,13 +62,8 @@ KNOWN = Path(__file__).with_suffix(".yaml")
 Lettered = tuple[str, tuple[str, ...], tuple[str, ...]]  # question with options, letter, options
 
 
-class Shot(Record):
-    question: Text
-    answer: Text
-
-
 class Benchmark(Record):
-    """Record of a benchmark, keys as above. `read_benchmark` makes `file` and `shots` absolute."""
+    """Record of a benchmark, keys as above. `read_benchmark` makes `file` absolute."""
 
     questions: Positive
     hub: Text | None = None
@@ -86,7 +78,6 @@ class Benchmark(Record):
     options: Several[Text] = ()
     choices: Text | None = None
     template: Text | None = None
-    shots: Text | None = None
     tolerance: Part | None = None
     samples: Samples = 1
     sha256: Text | None = None
@@ -125,15 +116,13 @@ class LoadedBenchmark:
     samples: int
     sha256: str
     template: str | None = None
-    shots: Shots = ()
     tolerance: float | None = None
 
 
 def read_benchmark(path: Path) -> Benchmark:
     benchmark = read_typed(path, Benchmark, EvaluationError)
-    files = {"file": benchmark.file, "shots": benchmark.shots}
-    absolute = {k: str((path.parent / v).resolve()) for k, v in files.items() if v is not None}
-    return benchmark.model_copy(update=absolute)
+    file = benchmark.file and str((path.parent / benchmark.file).resolve())
+    return benchmark.model_copy(update={"file": file})
 
 
 @functools.cache
@@ -202,7 +191,6 @@ def load(
             f"note: {name}: {len(rows)} rows hold {len(questions)} questions. Repeated rows count "
             f"as samples of one question: samples={wanted}."
         )
-    shots = request.shots or benchmark.shots
     return LoadedBenchmark(
         name=name,
         path=source,
@@ -211,21 +199,8 @@ def load(
         samples=wanted,
         sha256=content_digest(kept),
         template=request.template or benchmark.template,
-        shots=read_shots(Path(shots), questions) if shots else (),
         tolerance=benchmark.tolerance,
     )
-
-
-def read_shots(path: Path, questions: Sequence[Question]) -> Shots:
-    """Read solved examples. Raises EvaluationError if one of them is a question that is asked."""
-    shots = read_typed(path, list[Shot], EvaluationError)
-    texts = {normalise(question.text) for question in questions}
-    for number, shot in enumerate(shots):
-        if normalise(shot.question) in texts:
-            raise EvaluationError(
-                f"{path}: [{number}] is a question of the benchmark, with its answer. Remove it."
-            )
-    return tuple((shot.question, shot.answer) for shot in shots)
 
 
 def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Question]:

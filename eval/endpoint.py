@@ -15,8 +15,7 @@ from eval.checkpoints import Checkpoint
 from eval.engine import Request, TokenIds, request_seed
 from eval.settings import Settings
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.endpoint import EndpointError
-from prompt_aug.endpoint.budget import Budget, Spending
+from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.turns import end_of_turn
 from recipe.run.evaluation import EvaluationSection
 

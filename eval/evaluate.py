@@ -111,7 +111,7 @@ class Evaluation:
         """Return the prompts of a benchmark in question order."""
         template, prompts = benchmark.template or self.settings.template, list[Prompt]()
         for question in benchmark.questions:
-            parts = template, question.text, tokenizer, question.system, benchmark.shots
+            parts = template, question.text, tokenizer, question.system
             try:
                 prompts.append(self.prompts.render(*parts))
             except ValueError as error:

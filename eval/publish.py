@@ -103,7 +103,7 @@ def model_card(checkpoint: Evaluated) -> str:
         evaluated, value = entry["settings"], round(100 * entry["accuracy"], 2)
         results.append(EvalResult("text-generation", benchmark, benchmark, "pass@1", value))
         size = f"{evaluated['questions']} of {evaluated['of']} x {evaluated['samples']}"
-        own = ("template", "shots", "extraction", "tolerance")
+        own = ("template", "extraction", "tolerance")
         named = [f"{k} {evaluated[k]}" for k in own if evaluated.get(k) not in (None, "default")]
         scores.append([benchmark, ", ".join([size, *named]), tables.share(entry)])
     data = ModelCardData(

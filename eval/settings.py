@@ -143,10 +143,8 @@ def benchmark_identity(
     `template` is part of it only if it is the benchmark's own.
     """
     own = {"template": benchmark.template, "template_sha256": _digest(template)}
-    shots = {"shots": len(benchmark.shots), "shots_sha256": _digest(benchmark.shots)}
     return {
         **(own if benchmark.template else {}),
-        **(shots if benchmark.shots else {}),
         **({"tolerance": benchmark.tolerance} if benchmark.tolerance else {}),
         "sha256": benchmark.sha256,
         "questions": len(benchmark.questions),

@@ -27,8 +27,7 @@ from prompt_aug.base.commands import add_steps, at_least, check_url, existing, m
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.endpoint import named
-from prompt_aug.endpoint.budget import Budget
+from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml
@@ -78,8 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", action="append", type=str, help="a stop string beside the template's; may be"
         " repeated; it stays in the response")  # fmt: skip
     add("--system-prompt", type=text, help="replaces that of the template and of the questions")
-    add("--shots", action="append", default=[], type=_pair, metavar="BENCHMARK=FILE",
-        help="yaml file of solved examples that precede each question of a benchmark")  # fmt: skip
     add("--max-tokens", type=int, help="limit of a response (default: the run's, or 3000)")
     add("--max-model-len", type=int, help="limit of prompt and response together")
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
@@ -119,8 +116,7 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     if options.preset is not None:
         plain = {key: getattr(Settings(), key) for key in ADDED}
         settings = settings.replaced(**plain | presets()[options.preset])
-        reset = {"template": None, "shots": None}
-        requests = [request.model_copy(update=reset) for request in requests]
+        requests = [request.model_copy(update={"template": None}) for request in requests]
     given = {k: v for k, v in vars(options).items() if k in Settings.model_fields and v is not None}
     own = {**(settings.verifiers or {}), **dict(options.verifier)} or None
     settings = settings.replaced(**given, verifiers=own)
@@ -133,14 +129,11 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(names)) != len(names):
         raise EvaluationError(f"a benchmark is named twice: {names}")
-    own_keys = {"template": dict(options.template_of), "shots": dict(options.shots)}
-    if strange := sorted({name for values in own_keys.values() for name in values} - set(names)):
-        raise EvaluationError(
-            f"--template-of or --shots: {', '.join(strange)} is no benchmark of {names}"
-        )
+    templates = dict(options.template_of)
+    if strange := sorted(templates.keys() - set(names)):
+        raise EvaluationError(f"--template-of: {', '.join(strange)} is no benchmark of {names}")
     requests = [
-        r.model_copy(update={key: v[r.name] for key, v in own_keys.items() if r.name in v})
-        for r in requests
+        r.model_copy(update={"template": templates.get(r.name, r.template)}) for r in requests
     ]
     return settings.replaced(benchmarks=tuple(requests))
 

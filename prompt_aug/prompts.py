@@ -19,7 +19,7 @@ from prompt_aug.base.files import FileError, read_text, write_text
 from prompt_aug.base.progress import track
 from prompt_aug.questions import Question
 from prompt_aug.templates import Bank, BankError, Form, Rendered, load_bank, render
-from prompt_aug.templates.rendering import Overlong, Shots
+from prompt_aug.templates.rendering import Overlong
 from prompt_aug.typed import parse_yaml
 
 HEAD = ("source", "format", "style", "validation_template")
@@ -109,13 +109,12 @@ class Prompts:
         question: str,
         tokenizer: Any,
         system: str | None = None,
-        shots: Shots = (),
     ) -> Prompt:
         """Return the prompt of `question` under a template; `system` is the question's own.
 
         Raises UnknownTemplateError, or RenderError if the question cannot be rendered.
         """
-        rendered = render(self.bank[template], question, tokenizer, self.form, system, shots)
+        rendered = render(self.bank[template], question, tokenizer, self.form, system)
         ids = tokenizer.encode(rendered.text, add_special_tokens=False)
         return Prompt(rendered=rendered, ids=tuple(ids))
 

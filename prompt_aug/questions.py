@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import replacing
-from prompt_aug.grading.choice import LETTERS
+from prompt_aug.grading.grader import LETTERS
 
 UID_LENGTH = 16
 SHOWN_ERRORS = 10

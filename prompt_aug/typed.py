@@ -97,11 +97,6 @@ WORDING = {  # of pydantic's errors that use Python's terms
 }
 
 
-LEVELS = 100  # of sections in a yaml file
-# Numbers of yaml 1.1 with another value than they show.
-OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
-
-
 class _UniqueKeyLoader(yaml.CSafeLoader):
     """Safe loader that rejects repeated keys; yaml's own loader takes the last one."""
 
@@ -113,39 +108,10 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def check_yaml(text: str, place: str) -> None:
-    """Raise FileError for valid yaml that exhausts a loader, or that it reads as another number.
-
-    Those are deep nesting, aliases inside an anchored section, whose values multiply or contain
-    themselves, and 12:30, which is 750.
-    """
-    open_anchors: list[str | None] = []  # of each open section
-    nested: set[str | None] = set()  # anchors of sections that contain an alias
-    for event in yaml.parse(text, yaml.CSafeLoader):
-        why = ""
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_anchors.append(event.anchor)
-            why = f"more than {LEVELS} levels" if len(open_anchors) > LEVELS else ""
-        elif isinstance(event, yaml.CollectionEndEvent):
-            open_anchors.pop()
-        elif isinstance(event, yaml.ScalarEvent):
-            if event.implicit[0] and OTHER_NUMBER.fullmatch(event.value):
-                why = f"{event.value} is read as another number in base 60 or 8, so quote it"
-        elif isinstance(event, yaml.AliasEvent):
-            nested |= {anchor for anchor in open_anchors if anchor}
-            if event.anchor in nested:
-                why = f"*{event.anchor} contains an alias"
-        if why:
-            raise FileError(f"{place}, line {event.start_mark.line + 1}: {why}. Correct the file.")
-
-
 def parse_yaml(text: str, place: str) -> Any:
-    """Return the value of a yaml text; FileError naming `place`, see `check_yaml`."""
+    """Return the value of a yaml text. Raises FileError naming `place`."""
     try:
-        check_yaml(text, place)
         return yaml.load(text, Loader=_UniqueKeyLoader)
-    except FileError:
-        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
         reason = " ".join(str(error).split())
         raise FileError(f"{place}: not valid yaml: {reason}. Correct the file.") from error

@@ -14,7 +14,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.hub import hub_answers
+from prompt_aug.base.places import hub_answers
 from prompt_aug.prepare.__main__ import main as prepare
 from recipe.config.compose import example_names, group_names
 

@@ -12,7 +12,6 @@ from method_runs import toy_command
 from omegaconf import DictConfig, OmegaConf
 from page_commands import SHOWN, command_of, fenced_lines
 
-from prompt_aug.prepare.sources import command_for
 from recipe.config.base import flat
 from recipe.config.compose import EXAMPLES, example_names, group_names
 from recipe.errors import ConfigError
@@ -232,8 +231,6 @@ def test_an_example_would_start(name: str) -> None:
     assert config.trainer.test_freq > 0
     if config.trainer.device == "cpu":
         return
-    for path in {*config.data.train_files, *config.data.val_files}:
-        assert "SOURCE" not in command_for(path), f"no preset makes {path}"
     two_nodes: Any = OmegaConf.merge(config, {"trainer": {"nnodes": 2}})
     if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
         assert "micro_batch_size_per_gpu" in "".join(micro_batches(Setup(two_nodes)))

@@ -18,11 +18,9 @@ from rephrase_pipeline import command, write_questions
 from tiny_model import save_tiny
 
 from eval.sweep import main as sweep
-from prompt_aug.base.files import read_json, read_lines
+from prompt_aug.base.files import read_lines
 from prompt_aug.questions import make_question, read_parquet, write_parquet
-from prompt_aug.rephrase import diagnose
 from prompt_aug.rephrase.__main__ import main as rephrase
-from prompt_aug.rephrase.store import Store
 
 pytestmark = [
     pytest.mark.e2e,
@@ -33,8 +31,6 @@ CLOSED = "http://127.0.0.1:1/v1"  # nothing listens there
 # A stop string that is met, and parameters that a server could take from elsewhere.
 SAMPLED = ["--temperature=1", "--samples=2", "--top-k=50", "--min-p=0.001", "--stop=a"]
 SAMPLED += ["--repetition-penalty=1.1"]
-N, G = 2, 2
-
 
 CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -135,26 +131,3 @@ def test_no_candidate_of_random_weights_is_accepted(
     assert rephrase([CLOSED if word == url else word for word in options]) == 0
     assert out.read_bytes() == before
     assert "questions have fewer than" in capsys.readouterr().out
-
-
-def test_a_model_that_is_never_right_gives_no_signal(url: str, tmp_path: Path) -> None:
-    """G responses to the question, N x G to its rephrasings, N x G more to the question itself."""
-    questions = [
-        make_question(text=f"What is {i} + 5?", answers=[str(i + 5)], source="own",
-                      rephrasings=(f"Add {i} and 5.", f"Find the sum of {i} and 5."))
-        for i in range(3)
-    ]  # fmt: skip
-    write_parquet(questions, tmp_path / "asked.parquet")
-    folder = tmp_path / "diagnosis"
-    options = [str(tmp_path / "asked.parquet"), str(folder), "--model", "served"]
-    options += ["--base-url", url, "--n", str(N), "--g", str(G), "--answer-tokens", "16"]
-    assert diagnose.main(options) == 0
-    report = read_json(folder / "diagnosis.json")
-    assert report["questions"] == 3
-    for name in ("original", "rephrasings", "control"):
-        assert report["all_equal"][name] == [1.0, 1.0, 1.0]
-    assert Store(folder).spent.requests == 3 * (1 + N + N)  # each for G responses at once
-    answers = read_lines(folder / "answers.jsonl")
-    given = [a for a in answers if a["status"] == "answer" or a.get("empty")]  # empty: also drawn
-    assert len(given) == 3 * (N + 1) * G + 3 * N * G
-    assert diagnose.main([CLOSED if word == url else word for word in options]) == 0

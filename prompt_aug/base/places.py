@@ -1,7 +1,12 @@
-"""Checks of writable folders. Standard library only, for the doctor on a broken installation."""
+"""Checks of folders and the hub. Standard library only, for the doctor on a broken installation."""
 
-import tempfile
+import os
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
+
+HUB_SECONDS = 3.0  # without a response the hub counts as unreachable
 
 
 def nearest(folder: Path) -> Path:
@@ -11,18 +16,29 @@ def nearest(folder: Path) -> Path:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why no file can be written to `folder` or its `nearest` parent; None if one can.
-
-    Writes an unnamed file, because permissions do not show a quota or, to root, a read-only disk.
-    """
+    """Return why no file can be written to `folder` or its `nearest` parent; None if one can."""
     place = nearest(folder)
     if not place.is_dir():
         return f"{place} is a file"
-    try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(b"x" * 4096)
-    except PermissionError:
-        return "no permission"
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+    return None if os.access(place, os.W_OK | os.X_OK) else "no permission, or a read-only disk"
+
+
+def hub_answers(endpoint: str) -> bool:
+    """Return whether `endpoint` responds in time, through a proxy if one is set."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=HUB_SECONDS):
+                answered.set()
+        except urllib.error.HTTPError:  # a response too, such as "not allowed"
+            answered.set()
+        except (OSError, ValueError):
+            pass
+
+    # In a thread, because a name lookup has no time limit.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    return answered.is_set()

@@ -7,7 +7,7 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json
-from prompt_aug.base.hub import hub_answers
+from prompt_aug.base.places import hub_answers
 
 
 class TokenizerError(UserError):

@@ -13,8 +13,7 @@ import openai
 
 from prompt_aug.base.commands import check_one_url
 from prompt_aug.base.errors import UserError
-from prompt_aug.endpoint import EndpointError
-from prompt_aug.endpoint.budget import Budget, Price, Spending
+from prompt_aug.endpoint import Budget, EndpointError, Spending
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
 MOST_BYTES = 16 * 2**20  # of one reply
@@ -48,7 +47,6 @@ class Endpoint:
     retries: int = 6
     timeout: float = 300.0
     per_request: int = 8  # responses requested at once, as `n`
-    price: Price | None = None
 
     def __post_init__(self) -> None:
         check_one_url("OPENAI_BASE_URL", self.base_url)
@@ -204,4 +202,4 @@ class Channel(openai.DefaultAsyncHttpxClient):
         read, written = (reported_tokens(answer, f"{of}_tokens") for of in ("prompt", "completion"))
         if not read or written is None:  # every prompt has a token
             return wanted
-        return Spending(1, read, written).at(self.endpoint.price)
+        return Spending(1, read, written)

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from prompt_aug.grading.extract import Extraction
-from prompt_aug.grading.form import normal_form
 from prompt_aug.grading.grader import (
     STATUSES,
     Grade,
@@ -18,6 +17,7 @@ from prompt_aug.grading.grader import (
     grade,
     grade_answer,
     grade_many,
+    normal_form,
 )
 
 __all__ = [

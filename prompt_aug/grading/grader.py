@@ -11,13 +11,13 @@ worker computes, so a coroutine uses `await asyncio.to_thread(grade, response, g
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from prompt_aug.grading.choice import chosen, names_letter
 from prompt_aug.grading.echo import (
     DRAWING,
     MAX_QUESTION,
@@ -26,8 +26,8 @@ from prompt_aug.grading.echo import (
     is_unworked,
     restates,
 )
-from prompt_aug.grading.equality import compare
-from prompt_aug.grading.evaluate import TooBig, mixed_as_sums
+from prompt_aug.grading.equality import compare, words_of
+from prompt_aug.grading.evaluate import TooBig, digits, evaluate, mixed_as_sums
 from prompt_aug.grading.extract import (
     Extraction,
     after_phrase,
@@ -37,8 +37,9 @@ from prompt_aug.grading.extract import (
     stated_value,
 )
 from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
-from prompt_aug.grading.pool import GraderError, Verdict, default_pool
+from prompt_aug.grading.pool import GraderError, default_pool
 from prompt_aug.grading.structure import Node, build
+from prompt_aug.grading.units import split_unit
 
 # fmt: off
 Status = Literal[
@@ -84,21 +85,22 @@ class _Referee:
         self._calls += 1  # cached verdicts count, or a second grade could differ from the first
         if self._calls > MAX_WORKER_CALLS:
             raise _Stop("timeout", "too many formulas to compare")
-        verdict = _verdict(_latex(gold), _latex(pred))
-        if verdict.status == "timeout":
-            raise _Stop("timeout", verdict.detail)
-        if verdict.status == "unparsable":
-            self.unreadable = verdict.detail
-        return verdict.status == "correct"
+        status, detail = _verdict(_latex(gold), _latex(pred))
+        if status == "timeout":
+            raise _Stop("timeout", detail)
+        if status == "unparsable":
+            self.unreadable = detail
+        return status == "correct"
 
 
 @lru_cache(maxsize=1 << 14)
-def _verdict(gold: str, pred: str) -> Verdict:
+def _verdict(gold: str, pred: str) -> tuple[str, str]:
     """Return a worker's verdict; raise _Stop, which is not cached, if load may be the cause."""
-    verdict = default_pool().verify(gold, pred)
-    if verdict.status == "error" or verdict.detail == "wall":
-        raise _Stop("error" if verdict.status == "error" else "timeout", verdict.detail)
-    return verdict
+    reply = default_pool().ask({"gold": gold, "pred": pred})
+    status, detail = reply["status"], reply["detail"]
+    if status == "error" or detail == "wall":
+        raise _Stop("error" if status == "error" else "timeout", detail)
+    return status, detail
 
 
 def _latex(text: str) -> str:
@@ -277,3 +279,120 @@ def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
     except TooBig as error:
         return "too_long", TOO_BIG.format(error)
     return _judge_with_workers(undecided)
+
+
+# ------------------------------------------------------------------------- choices
+# The leading letter decides: `(B) $10^{-4}$ eV` chooses B, `B or C` none.
+
+LETTERS = "ABCDEFGHIJ"
+_STYLE = r"\\(?:text|math)[a-z]*|\\(?:mbox|bf|rm|displaystyle)(?![a-zA-Z])"
+_SPACE = r"\\[()\[\],;:! ]|\\q?quad(?![a-zA-Z])"
+_AFTER = rf"(?:[\s$)}}\]*]|{_SPACE})*"
+_LEADING = re.compile(
+    rf"(?:[\s$({{\[*]|{_STYLE}|{_SPACE})*"
+    rf"(?:(?i:option|choice|answer)(?![a-zA-Z])(?:[\s:({{]|{_SPACE})*)?"
+    rf"([A-J])(?![a-zA-Z]){_AFTER}(?:[.:,](?!\d){_AFTER})?(?:-(?=\s))?"
+)
+_IDLE = re.compile(rf"{_STYLE}|{_SPACE}|\\(?:left|right)(?![a-zA-Z])|[$*]")
+_BRACES = re.compile(r"[{}\\]")
+# A letter that stands for itself: it begins the text, or follows one of these words or a blank and
+# a bracket. An article, a symbol of a formula and `I and II` of a list of statements are none.
+_NAMED = re.compile(
+    r"(?:^|\b(?:both|either|neither|nor|not|only|(?:option|choice|answer)s?(?: is)?)\b|\s(?=\())"
+    r"[\s:(\[]*(?-i:([A-J]))(?=\s*(?:$|[),;\]]|[.:](?!\w)|(?:and|or|nor|is|only)\b))"
+    r"(?!(?<=I)\s*(?:,|and\b|or\b|only\b))",
+    re.IGNORECASE,
+)
+
+
+def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool]) -> str | None:
+    """Return the letter that `answer` chooses; None if it chooses none of `options`, or several.
+
+    `equal` compares an option's text with the text after the letter if their spelling differs.
+    """
+    leading = _LEADING.match(answer)
+    if leading is None or (place := LETTERS.index(leading[1])) >= len(options):
+        return None
+    rest, option = answer[leading.end() :], options[place]
+    words, others = _words(rest), [rival for rival in options if rival != option]
+    if words and words != _words(option) and words in map(_words, others):
+        return None
+    folded, expected = ([w.casefold() for w in some] for some in (words, _words(option)))
+    if folded == expected[: len(folded)] or "".join(folded) == "".join(expected):
+        return leading[1]
+    unopened = max(0, rest.count("}") - rest.count("{"))  # closes a \text{ before the letter
+    rest = rest.rstrip(" $.)")
+    rest = rest[: len(rest) - unopened]
+    same = equal(option, rest) and not any(equal(rival, rest) for rival in others)
+    return leading[1] if same else None
+
+
+def names_letter(answer: str, options: Sequence[str]) -> bool:
+    """Return whether `answer` names an option's letter, as `A or B` and `(A) 5` do, not `CO_2`."""
+    plain = re.sub("[{}]", "", _IDLE.sub(" ", answer)).strip()
+    return bool(set(_NAMED.findall(plain)) & set(LETTERS[: len(options)]))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words to compare, without dollars, braces, style and brackets around them."""
+    plain = _IDLE.sub(" ", unicodedata.normalize("NFKC", text)).split()
+    spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:") for word in plain)
+    return [word for word in spelled if word]
+
+
+# ------------------------------------------------------------------------- normal forms
+
+_DIGITS = 30
+_DECIMAL_BITS = 10_000
+_MARKS = {"list": "{}", "set": "{}", "matrix": "[]", "tuple": "()", "union": "<>"}
+
+
+def normal_form(answer: str) -> str:
+    r"""Return the normal form, to count votes: `1/2` for 0.50, `{1,3}` for 3, 1.
+
+    Grading is not an equivalence relation: 80 equals both "80 cents" and "80 dollars". Normal forms
+    omit labels, units and percent signs. An unreadable answer is its text without white space.
+    """
+    plain = "".join(answer.split())
+    if len(answer) > MAX_ANSWER or nesting(answer) > MAX_NESTING:
+        return plain[:MAX_ANSWER]
+    try:
+        return _form(build(canonical(open_box(answer)))) or plain
+    except (ValueError, ArithmeticError, RecursionError):  # unreadable: a vote for itself
+        return plain
+
+
+def _form(node: Node) -> str:
+    if node.kind == "either":  # the first of several readings
+        return _form(node.items[0])
+    if node.kind == "leaf":
+        return _leaf(node.text)
+    parts = [_form(item) for item in node.items]
+    if node.kind in ("list", "set", "union"):
+        parts = sorted(set(parts))
+    if len(parts) == 1 and node.kind in ("list", "set"):
+        return parts[0]
+    marks = node.bounds if len(node.bounds) == 2 == len(parts) else _MARKS[node.kind]
+    return f"{marks[0]}{','.join(parts)}{marks[1]}"
+
+
+def _leaf(text: str) -> str:
+    if words := words_of(text):
+        return words
+    plain = split_unit(text)[0].rstrip("% ")
+    try:
+        value = evaluate(plain)
+    except ValueError:  # no number, or one too large to write down
+        return squeeze(plain)
+    if value.exact is not None:
+        parts = (value.exact.numerator, value.exact.denominator)
+        # Python writes at most 4300 decimal digits; hexadecimal has no limit.
+        large = max(part.bit_length() for part in parts) > _DECIMAL_BITS
+        return "/".join(map(hex, parts)) if large else str(value.exact)
+    if value.has_letters:
+        return " ".join(f"{z.real + 0.0:.8g}{z.imag + 0.0:+.8g}i" for z in value.approximate)
+    number = digits(value.text)
+    return "+i".join(
+        "0" if abs(part) < 1e-60 else number.context.nstr(part, _DIGITS)
+        for part in (number.real, number.imag)
+    )

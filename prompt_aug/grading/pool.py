@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from prompt_aug.base.errors import UserError
 
@@ -58,18 +58,8 @@ class PoolSettings:
     @classmethod
     def from_environment(cls) -> "PoolSettings":
         """Read `PROMPT_AUG_GRADING_WORKERS`; the default is the usable cores, at most 8."""
-        name = "PROMPT_AUG_GRADING_WORKERS"
-        text = os.environ.get(name) or str(min(8, len(os.sched_getaffinity(0))))
-        if not text.isdecimal() or int(text) < 1:
-            raise GraderError(f"{name}={text!r} is not a positive number; set it to 1 or more")
-        return cls(workers=int(text))
-
-
-class Verdict(NamedTuple):
-    """Result of one pair."""
-
-    status: str
-    detail: str
+        workers = os.environ.get("PROMPT_AUG_GRADING_WORKERS")
+        return cls(workers=int(workers or min(8, len(os.sched_getaffinity(0)))))
 
 
 class _Worker:
@@ -196,10 +186,6 @@ class WorkerPool:
         with self._worker():
             pass
 
-    def verify(self, gold: str, pred: str) -> Verdict:
-        """Compare in a worker."""
-        return Verdict(**self.ask({"gold": gold, "pred": pred}))
-
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return a worker's reply. A lost worker is replaced and the request is made once more."""
         for _ in range(2):
@@ -233,10 +219,6 @@ class WorkerPool:
         self._closed = True
         if os.getpid() == self.owner:
             self._kill_idle()
-
-    def process_groups(self) -> list[int]:
-        """Return the process groups of the idle workers: each is a worker and its child."""
-        return [worker.process.pid for worker in self._idle]
 
 
 _pool: WorkerPool | None = None

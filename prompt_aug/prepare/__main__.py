@@ -22,12 +22,15 @@ from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
 from prompt_aug.prepare.filters import (
+    LIKENESS_LIMIT,
+    LIKENESS_N,
+    OVERLAP_LIMIT,
+    OVERLAP_N,
     checked_band,
     join_rephrasings,
     prepare,
     read_pass_rates,
 )
-from prompt_aug.prepare.overlap import LIKENESS_LIMIT, LIKENESS_N, OVERLAP_LIMIT, OVERLAP_N
 from prompt_aug.prepare.sources import (
     IN_YAML,
     Columns,

@@ -1,12 +1,12 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
 import ast
-import contextlib
 import csv
 import io
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.hub import hub_answers
+from prompt_aug.base.places import hub_answers
 from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.questions import (
     Question,
@@ -40,8 +40,7 @@ Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
 
 
-KINDS = (".parquet", ".jsonl", ".json", ".arrow", ".csv")
-SPLITS = {"train", "training", "test", "validation", "valid", "val", "dev", "eval"}
+KINDS = (".parquet", ".jsonl", ".json", ".csv")
 
 
 class SourceError(UserError, ValueError):
@@ -76,20 +75,6 @@ class Preset(Columns):
     split: str
     files: str | None = None
     rows: Mapping[str, int] = Field(default_factory=dict)
-    out: Mapping[str, str] = Field(default_factory=dict)
-
-
-def command_for(path: str | Path) -> str:
-    """Return the command that makes `path`, or a parquet file of the data set of that name."""
-    for name, preset in load_presets().items():
-        if str(path) in (name, preset.hub):
-            path = name
-        for split, out in preset.out.items():
-            if Path(out) == Path(path):
-                option = "" if split == preset.split else f" --split {split}"
-                return f"python -m prompt_aug.prepare {name} {out}{option} --no-benchmarks"
-    named = f"SOURCE {path}" if Path(path).suffix == ".parquet" else f"{path} OUT.parquet"
-    return f"python -m prompt_aug.prepare {named} --against BENCHMARKS"
 
 
 def load_presets() -> dict[str, Preset]:
@@ -107,10 +92,11 @@ def load_rows(
 ) -> Any:
     """Return the rows of `source`: a ``datasets.Dataset``, or `Rows` of a text file.
 
-    `source` is a parquet, jsonl, json, arrow or csv file, a folder of such files, a folder of
+    `source` is a parquet, jsonl, json or csv file, a folder of such files, a folder of
     ``save_to_disk``, or the id of a data set on the hub (at `revision`; only its `files`, with the
-    split for ``{split}``). If paths in a folder name splits, those with `split` are read. Raises
-    SourceError, within seconds if the hub does not respond and the data set is not cached.
+    split for ``{split}``). `datasets` finds the files of a split in a folder; files without the
+    name of a split are "train". Raises SourceError, within seconds if the hub does not respond and
+    the data set is not cached.
     """
     path = Path(source)
     try:
@@ -185,115 +171,75 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: _fields(records_of) or None for name, records_of in values.items()}
 
 
-def from_files(paths: Sequence[Path]) -> Any:
-    """Return the rows of files of one kind, in order."""
-    import datasets
-
+def from_files(names: Sequence[str | Path]) -> Any:
+    """Return the rows of files of one kind and folder, in order."""
+    paths = [Path(name) for name in names]
+    if len({path.parent for path in paths}) > 1:
+        raise SourceError(f"{paths[0]}: its split has files in several folders. Name one of them.")
     # Not with load_dataset, which returns its cached copy of a changed file of the same time stamp,
     # and turns 1.50 into 1.5, "NA" into null and large integers into floats.
     kinds = {path.suffix for path in paths}
     if len(kinds) != 1 or not kinds <= set(KINDS):
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(KINDS)}")
-    kind = kinds.pop()
-    if kind == ".arrow":
-        return datasets.concatenate_datasets([datasets.Dataset.from_file(str(p)) for p in paths])
-    if kind == ".parquet":
+    if (kind := kinds.pop()) == ".parquet":
+        import datasets
+
         table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
-        single = [field.name for field in table.schema if field.type == pa.float32()]
-        for name in single:  # as a Python number, 0.1 would be 0.10000000149011612
-            at = table.column_names.index(name)
-            table = table.set_column(at, name, table[name].cast(pa.string()))
-        return datasets.Dataset(datasets.table.InMemoryTable(table))
+        # As a Python number, 0.1 in single precision would be 0.10000000149011612.
+        fields = [f.with_type(pa.string()) if f.type == pa.float32() else f for f in table.schema]
+        return datasets.Dataset(datasets.table.InMemoryTable(table.cast(pa.schema(fields))))
     read = _csv_rows if kind == ".csv" else _json_rows
     if rows := [row for path in paths for row in read(path)]:
         return Rows(rows)
     raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not UTF-8 text ({error}). Convert it.") from None
-
-
 def _csv_rows(path: Path) -> list[dict[str, str]]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    text = path.read_bytes().decode("utf-8-sig")
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         rows, names = list(reader), reader.fieldnames or ()
     except csv.Error as error:
-        raise SourceError(
-            f"{path}, line {reader.line_num}: broken csv ({error}). Separate the columns by "
-            "commas, and double the quotes inside a quoted text."
-        ) from None
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise SourceError(f"{path}: two columns are called {repeated[0]}. Rename one.")
-    for number, row in enumerate(rows):
-        if None in row or None in row.values():
-            raise SourceError(f"{path}: row {number} has not as many columns as the first line")
+        raise SourceError(f"{path}, line {reader.line_num}: broken csv ({error})") from None
+    if len({*names}) < len(names) or any(None in row or None in row.values() for row in rows):
+        raise SourceError(f"{path}: a column name twice, or a row with more or fewer columns")
     return rows
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file: one a line, one array or, in a .json, a single one."""
-    text = _text(path)
-    if path.suffix == ".json":
-        with contextlib.suppress(ValueError, RecursionError):
-            content = json.loads(text)
-            rows = content if isinstance(content, list) else [content]
-            if all(isinstance(row, dict) for row in rows):
-                return rows
-    rows = []
+    """Return the objects of a file: one a line or, in a .json, one array."""
+    text = path.read_bytes().decode("utf-8-sig")
+    rows: list[dict[str, Any]] = []
+    if path.suffix == ".json" and text.lstrip().startswith("["):
+        rows, text = json.loads(text), ""
     for number, line in enumerate(text.split("\n"), start=1):  # a string may hold U+2028
         try:
-            row = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError) as error:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
             raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise SourceError(f"{path}, line {number}: no JSON object. Write one a line.")
-        rows += [row] if line.strip() else []
+    if not all(isinstance(row, dict) for row in rows):
+        raise SourceError(f"{path}: a row that is no JSON object. Write one a line.")
     return rows
 
 
 def from_folder(path: Path, split: str) -> Any:
-    """Return the rows of the files in a folder, or of a folder of `save_to_disk`."""
+    """Return the rows of a split of a folder of files, or of a folder of `save_to_disk`."""
     import datasets
 
-    if (path / "dataset_dict.json").is_file():
-        splits = datasets.load_from_disk(str(path))
-        if split not in splits:
-            raise SourceError(f"{path} has no split {split!r}: choose one of {list(splits)}")
-        return splits[split]
-    if (path / "state.json").is_file():
-        return datasets.load_from_disk(str(path))
-    by_kind = {kind: files for kind in KINDS if (files := sorted(path.rglob(f"*{kind}")))}
-    if len(by_kind) > 1:
-        by_kind.pop(".json", None)  # often a description of the data
-    if not by_kind:
-        raise SourceError(f"{path}: no file ending in {', '.join(KINDS)} in this folder")
-    if len(by_kind) > 1:
-        raise SourceError(f"{path}: it has files ending in {', '.join(by_kind)}. Name one of them.")
-    (files,) = by_kind.values()
-    return from_files(_of_split(path, files, split))
-
-
-def _of_split(folder: Path, files: Sequence[Path], split: str) -> Sequence[Path]:
-    """Return the files whose path in `folder` names `split`; all if no path names a split.
-
-    Raises SourceError if others name one, and for files of several folders (configurations).
-    """
-    words = {}
-    for file in files:
-        name = str(file.relative_to(folder)).lower()
-        words[file] = {*re.split(r"[\W\d_]+", name), *re.split(r"\W+", name)}
-    if any(parts & SPLITS for parts in words.values()):
-        files = [file for file in files if split.lower() in words[file]]
-        if not files:
-            named = ", ".join(sorted(SPLITS & set().union(*words.values())))
-            raise SourceError(f"{folder} has no file of the split {split!r} (it has {named})")
-    if len({file.parent for file in files}) > 1:
-        raise SourceError(f"{folder}: files lie in several folders. Name one of them.")
-    return files
+    if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        loaded = datasets.load_from_disk(str(path))
+        splits: Mapping[str, Any] = loaded if isinstance(loaded, dict) else {split: loaded}
+        read: Callable[[Any], Any] = lambda rows: rows  # noqa: E731
+    else:
+        if len(kinds := {f.suffix for f in path.rglob("*")} & {*KINDS} - {".json"}) > 1:
+            raise SourceError(f"{path}: it has files ending in {', '.join(kinds)}. Name one.")
+        with tempfile.TemporaryDirectory() as cache:  # the user's may be read-only
+            builder = datasets.load_dataset_builder(str(path), cache_dir=cache)
+        splits, read = builder.config.data_files or {}, from_files
+    if split not in splits:
+        listed = ", ".join(map(str, splits))
+        raise SourceError(f"{path} has no split {split!r}. Choose one of {listed}.")
+    return read(splits[split])
 
 
 def complete(

@@ -1,30 +1,32 @@
 r"""Candidates: raw responses of a model, a file or the toy world's rules; checked, then chosen.
 
-A group of (N + 1) G responses to a question and its rephrasings has a signal if its rewards are
-mixed. With pass rates p_0 of the question and p_1 .. p_N of the rephrasings
-
-    P(mixed) = 1 - prod_n E[p_n^G] - prod_n E[(1 - p_n)^G]
-    E[p^G] = prod_{i < G} (c + 1 + i) / (k + 2 + i)      p ~ Beta(c + 1, k - c + 1)
-
-after c right of k responses (0 of 0 if there are none). The choice is greedy: the next candidate
-maximizes P(mixed) together with those before it. Ties, and all choices without pass rates, are
-decided by the distance to the nearest text before it, which is 1 - 2 L / (m + n), L the longest
-common subsequence of the tokens.
+The choice is greedy: the next candidate is the one with the largest distance to the nearest text
+before it, which is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
 """
 
-import math
+import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from prompt_aug.base.files import iter_lines
-from prompt_aug.prepare.overlap import OVERLAP_LIMIT, OverlapIndex
+from prompt_aug.grading import grade_answer, grade_many
+from prompt_aug.prepare.filters import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise, read_parquet
-from prompt_aug.rephrase.checks import Reason, Verdict, check, likeness, reject, tokens, verdict_of
+from prompt_aug.rephrase.checks import (
+    Reason,
+    Verdict,
+    check,
+    doubt,
+    likeness,
+    reject,
+    tokens,
+    verdict_of,
+)
 from prompt_aug.rephrase.reading import read
 from prompt_aug.rephrase.stage import RephraseError
 
@@ -69,14 +71,14 @@ def clean(response: str) -> str:
 
 
 def check_answers(
-    question: Question, responses: Iterable[Response], benchmarks: OverlapIndex, allow_extra: bool
+    question: Question, responses: Iterable[Response], benchmarks: OverlapIndex
 ) -> list[Candidate]:
     """Return a candidate for each response, checked against the question and those before it."""
     checked: list[Candidate] = []
     for response in responses:
-        text, more = clean(response["text"]), {"allow_extra": allow_extra}
+        text = clean(response["text"])
         accepted = [c.text for c in checked if c.verdict == "accept"]
-        reasons = check(question.text, text, accepted, answers=question.answers, **more).reasons
+        reasons = check(question.text, text, accepted, answers=question.answers).reasons
         if (finish := response.get("finish", "stop")) != "stop":
             reasons += (reject("length", f"cut off: finish_reason {finish}"),)
         if (match := benchmarks.best(text)) and match.score >= OVERLAP_LIMIT:
@@ -143,44 +145,98 @@ def rule_responses(question: str, count: int) -> list[Response]:
     return [{"text": text, "model": "rules", "sample": i} for i, text in enumerate(texts[:count])]
 
 
-Rate = tuple[int, int]  # (right, responses)
-DIGITS = 9  # decimals of the compared probabilities
-GROUP = 8  # G, the responses to each text
-
-
-def mixed(rates: Sequence[Rate], group: int = GROUP) -> float:
-    """Return P(mixed) of `group` responses to each text with these rates."""
-
-    def all_right(right: int, responses: int) -> float:
-        return math.prod((right + 1 + i) / (responses + 2 + i) for i in range(group))
-
-    right = math.prod(all_right(c, k) for c, k in rates)
-    return 1 - right - math.prod(all_right(k - c, k) for c, k in rates)
-
-
 def distance(first: str, second: str) -> float:
     """Return 1 - `likeness` of the tokens of two texts, in [0, 1]."""
     return 1 - likeness(tokens(read(first)), tokens(read(second)))
 
 
-def choose(
-    question: str, candidates: Sequence[str], count: int, rates: Mapping[str, Rate]
-) -> list[int]:
+def choose(question: str, candidates: Sequence[str], count: int) -> list[int]:
     """Return the places of the `count` best candidates, by rank."""
-
-    def signal(texts: Sequence[str]) -> float:
-        return mixed([rates.get(t, (0, 0)) for t in (question, *texts)])
-
     ranked: list[int] = []
     while len(ranked) < min(count, len(candidates)):
         before = [candidates[i] for i in ranked]
         worth = {
-            place: (
-                round(signal([*before, text]), DIGITS) if rates else 0.0,
-                min(distance(text, earlier) for earlier in (question, *before)),
-            )
+            place: min(distance(text, earlier) for earlier in (question, *before))
             for place, text in enumerate(candidates)
             if place not in ranked
         }
         ranked.append(max(worth, key=worth.__getitem__))
     return ranked
+
+
+# ------------------------------------------------------------------------- verdicts of models
+# m of k right answers of a solver accept a candidate, because another problem rarely has the same
+# answer. m of k equal wrong answers make it doubtful, unless the question gets that answer, too.
+# Otherwise the verdict of the checks stays. Agreement therefore favors easy questions.
+
+MOST_CLASSES = 8  # different wrong answers compared with one another; the others are ignored
+FIELDS = ("same_unknown", "same_conditions", "same_answer")
+_OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
+
+
+class Answers(NamedTuple):
+    """Responses to one text: how many right, and each wrong answer with how often."""
+
+    right: int
+    responses: int
+    wrong: tuple[tuple[str, int], ...]  # most frequent first
+
+
+def answers_of(question: Question, responses: Sequence[str]) -> Answers:
+    """Grade the responses to one text. One without an answer is wrong and in no class."""
+    grades = grade_many((text, list(question.answers)) for text in responses)
+    classes: dict[str, int] = {}
+    for answer in (g.extracted for g in grades if not g.correct and g.extracted):
+        name = next((equal for equal in classes if _same(equal, answer)), answer)
+        if name in classes or len(classes) < MOST_CLASSES:
+            classes[name] = classes.get(name, 0) + 1
+    wrong = sorted(classes.items(), key=lambda item: -item[1])
+    return Answers(sum(g.correct for g in grades), len(grades), tuple(wrong))
+
+
+def _same(answer: str, gold: str) -> bool:
+    try:
+        return answer == gold or grade_answer(answer, gold).correct
+    except (TypeError, ValueError):
+        return False
+
+
+def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> Candidate:
+    """Apply the answers to a candidate that the checks did not reject."""
+    shown = {"right": answers.right, "responses": answers.responses, "wrong": answers.wrong[:2]}
+    candidate = replace(candidate, source=candidate.source | {"solver": shown})
+    if answers.right >= agree:
+        path = "checks" if candidate.verdict == "accept" else "solver"
+        return replace(candidate, verdict="accept", path=path)
+    name, count = answers.wrong[0] if answers.wrong else ("", 0)
+    usual = own.wrong[0][0] if own.wrong and own.wrong[0][1] >= own.right else None
+    if count >= max(agree, 2) and not (usual is not None and _same(usual, name)):
+        detail = f"{count} of {answers.responses} responses answer {name[:40]!r}"
+        return candidate.doubted(doubt("solver", detail))
+    return candidate
+
+
+def judged(candidate: Candidate, response: str) -> Candidate:
+    """Apply a judge's response to a doubtful candidate."""
+    judgment = read_judgment(response)
+    if judgment is None:
+        return candidate.doubted(doubt("judge", f"no verdict in {response.strip()[:80]!r}"))
+    candidate = replace(candidate, source=candidate.source | {"judge": judgment})
+    if denied := [name for name in FIELDS if not judgment[name]]:
+        detail = f"not {', '.join(denied)}: {judgment['difference']}"
+        return candidate.doubted(doubt("judge", detail[:300]))
+    return replace(candidate, verdict="accept", path="judge")
+
+
+def read_judgment(response: str) -> dict[str, Any] | None:
+    """Return the fields of the last JSON object that has them all as booleans."""
+    for text in reversed(_OBJECT.findall(response.rpartition("</think>")[2])):
+        try:
+            judgment = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if all(isinstance(judgment.get(name), bool) for name in FIELDS):
+            return {n: judgment[n] for n in FIELDS} | {
+                "difference": str(judgment.get("difference", ""))
+            }
+    return None

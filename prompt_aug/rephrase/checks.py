@@ -17,7 +17,6 @@ from rapidfuzz import fuzz
 from rapidfuzz.distance import LCSseq
 
 from prompt_aug.rephrase.reading import (
-    AMOUNT,
     DRAWING,
     FORMULA,
     Reading,
@@ -55,7 +54,6 @@ def verdict_of(reasons: tuple[Reason, ...]) -> Verdict:
 
 # Near: likeness >= NEAR, or >= LOOSELY_NEAR in <= FEW_RUNS runs, or INSIDE of the shorter text.
 NEAR, LOOSELY_NEAR, FEW_RUNS, INSIDE = 0.85, 0.6, 3, 0.93
-SENTENCE_WORDS, SHARED = 3, 0.4  # an added sentence: fewest content words, most in the question
 NEGATIONS = frozenset("not no never neither nor cannot without none fail fails except".split())
 NOT = "<not>"  # no stem: "note" has the stem "not"
 SOFT = ("#1", "#2")  # "one", "both", "pair" may be added or dropped
@@ -76,7 +74,6 @@ OPERATIONS = {
 _ENDING = re.compile(r"(?<=\w{3})(?:ingly|edly|ing|ies|ied|es|ed|ly|s|e|y)$")
 _NEGATED = re.compile(r"\b(\w+)n['’]t\b")
 _TOKEN = re.compile(rf"{FORMULA}|#[\d/]+%?|[^\W\d_]+")
-_SENTENCE = re.compile(r"(?<=[.?!;])\s+")
 _NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
 
 
@@ -149,22 +146,6 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield doubt("edit", detail)
     elif figures[0] != figures[1]:
         yield reject("edit", "a near copy in which numbers or formulas changed places")
-
-
-def added_quantity(question: Reading, candidate: Reading, allow: bool) -> Iterator[Reason]:
-    """Yield a reason for each sentence with a value and words that are not in the question."""
-    lost, new = unmatched(question, candidate), unmatched(candidate, question)
-    question_words = _content(tokens(question)).keys()
-    for sentence in _SENTENCE.split(candidate.prose) if new and not lost else ():
-        words = _content(tokens(Reading(sentence))).keys()
-        values = {number.value for number in numbers(Reading(sentence))}
-        if (
-            new & values
-            and len(words) >= SENTENCE_WORDS
-            and len(words & question_words) < SHARED * len(words)
-        ):
-            detail = f"an added sentence with a quantity: {sentence.strip()[:80]!r}"
-            yield (doubt if allow else reject)("extra", detail)
 
 
 def _content(listed: Sequence[str], names: Collection[str] = ()) -> Counter[str]:
@@ -313,15 +294,6 @@ def relations(formulas: Sequence[str]) -> dict[tuple[str, str], set[str]]:
     return signs
 
 
-CONVERSIONS = (
-    (7, "week", "day"), (12, "year", "month"), (12, "dozen", ""), (12, "f(?:oo|ee)t", "inch"),
-    (24, "day", "hour"), (60, "hour", "min"), (60, "min", "sec"), (3600, "hour", "sec"),
-    (3, "yard", "f(?:oo|ee)t"), (16, "pound", "ounce"), (100, f"dollar|{AMOUNT}", "cent|¢"),
-    (1000, "km|kilo", "m(?:eter)?\\b|gram"), (100, "m(?:eter)?\\b", "cm|centi"),
-    (365, "year", "day"), (52, "year", "week"), (10, "decade", "year"),
-)  # fmt: skip
-
-
 def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
     """Yield a reason for values that went missing, came in, or changed their count."""
     both = (question, candidate), (candidate, question)
@@ -341,18 +313,9 @@ def unmatched(first: Reading, second: Reading, counted: bool = False) -> set[Fra
     """Return hard values of `first` that `second` lacks or, if `counted`, names less often."""
     own, others = numbers(first), numbers(second)
     matched = {n.value for n in others} | {n.share for n in others}
-    values = {n.value for n in own if not n.soft and not {n.value, n.share} & matched}
     if counted:  # a percentage matches its fraction
-        values = set(Counter(n.share for n in own if not n.soft) - Counter(n.share for n in others))
-    matched = {Fraction(1), *(n.value for n in others)}
-    here, there = first.prose.lower(), second.prose.lower()
-    return values - {
-        value
-        for value in values
-        for factor, large, small in CONVERSIONS
-        if (value * factor in matched and re.search(large, here) and re.search(small, there))
-        or (value / factor in matched and re.search(large, there) and re.search(small, here))
-    }
+        return set(Counter(n.share for n in own if not n.soft) - Counter(n.share for n in others))
+    return {n.value for n in own if not n.soft and not {n.value, n.share} & matched}
 
 
 def _listed(values: set[Fraction]) -> str:
@@ -376,13 +339,11 @@ def check(
     siblings: Sequence[str] = (),
     *,
     answers: Collection[str] = (),
-    allow_extra: bool = False,
 ) -> Check:
     """Compare `candidate` with `question` and return the verdict with all reasons.
 
     `siblings` are accepted candidates of the question; `answers` are its right answers, which a
-    candidate must not add. With `allow_extra` an added sentence with a quantity is doubtful instead
-    of rejected.
+    candidate must not add.
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
@@ -391,7 +352,6 @@ def check(
         "copies": lambda: copies(question, candidate, siblings),
         "leak": lambda: leaked_answers(question, candidate, answers),
         "numbers": lambda: compare_numbers(read(question), read(candidate)),
-        "extra": lambda: added_quantity(read(question), read(candidate), allow_extra),
         "formulas": lambda: compare_formulas(read(question), read(candidate)),
         "edit": lambda: compare_words(read(question), read(candidate)),
     }

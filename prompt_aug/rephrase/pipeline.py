@@ -1,11 +1,12 @@
 """The pipeline: request candidates until there are enough, check, solve and judge them, choose.
 
 OUT.parquet                  what `recipe.train` reads: extra_info.rephrasings, by rank
-OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, pass rates, rank
+OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, rank
 OUT.parquet.manifest.json    counts, settings, digests; written last
 """
 
 import math
+import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,23 +16,23 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256, write_json, write_lines
-from prompt_aug.endpoint.budget import BudgetError, Spending
+from prompt_aug.endpoint import Budget, BudgetError, Spending
+from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
-from prompt_aug.prepare.overlap import OverlapIndex
+from prompt_aug.prepare.filters import OverlapIndex
 from prompt_aug.questions import Question, read_parquet, write_parquet
-from prompt_aug.rephrase import options as cli
 from prompt_aug.rephrase.candidates import (
     Candidate,
-    Rate,
+    answers_of,
     check_answers,
     choose,
+    judged,
     read_candidates,
     rule_responses,
+    solved,
     usable,
 )
-from prompt_aug.rephrase.solver import answers_of, judged, solved
-from prompt_aug.rephrase.stage import EndedBySignalError, Stage, load_prompt
-from prompt_aug.rephrase.store import Request, Sampling
+from prompt_aug.rephrase.stage import EndedBySignalError, Request, Sampling, Stage, load_prompt
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
@@ -42,6 +43,12 @@ def beside(out: Path, ending: str) -> Path:
     return out.with_name(out.name + ending)
 
 
+def endpoint(options: Namespace, url: str | None) -> Endpoint:
+    """Return the endpoint of a stage."""
+    url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
+    return Endpoint(base_url=url, concurrency=options.concurrency, timeout=options.timeout)
+
+
 class Run:
     """One run of the pipeline: its settings, its stages, and what is known of each question."""
 
@@ -49,7 +56,6 @@ class Run:
         self.options = options
         self.questions = read_parquet(options.questions)[: options.limit]
         self.benchmarks = OverlapIndex(load_benchmarks(options.against))
-        self.rates: dict[tuple[str, str], Rate] = {}  # of the solver, by uid and text
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
         self.take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
         self.stops: list[UserError] = []
@@ -63,8 +69,8 @@ class Run:
         named = [stage for stage in stages if stage.sampling.model]
         spent = Spending()
         for stage in named:
-            spent = spent.plus(stage.store.spent.at(stage.endpoint.price))
-        self.budget = cli.budget(options, spent, [stage.endpoint for stage in named])
+            spent = spent.plus(stage.store.spent)
+        self.budget = Budget(options.max_requests, options.max_total_tokens, spent)
         questions = [] if options.source or options.offline else self.questions
         self.requests = [self.model.request(q.uid, q.text, samples=0) for q in questions]
         self.request_more({})
@@ -79,11 +85,11 @@ class Run:
         temperature: float = 1.0,
     ) -> Stage:
         """Return a stage whose responses are in this folder of OUT.work; without `model` unused."""
-        endpoint = cli.endpoint(self.options, model or "", url)
+        at = endpoint(self.options, url)
         tokens = self.options.answer_tokens
         sampling = Sampling(model or "", temperature=temperature, max_tokens=tokens)
         folder_path = self.options.work / folder
-        return Stage(title, folder_path, endpoint, load_prompt(prompt), sampling)
+        return Stage(title, folder_path, at, load_prompt(prompt), sampling)
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""
@@ -140,7 +146,7 @@ class Run:
         questions = [q for q in self.questions if responses.get(q.uid)]
         for question in questions:
             self.listed[question.uid] = check_answers(
-                question, responses[question.uid], self.benchmarks, self.options.allow_extra
+                question, responses[question.uid], self.benchmarks
             )
         if self.options.solve:
             self._solve(questions)
@@ -148,7 +154,7 @@ class Run:
             self._judge(questions)
 
     def _solve(self, questions: Sequence[Question]) -> None:
-        """Apply the solver's answers to what the checks did not reject, and keep its pass rates."""
+        """Apply the solver's answers to what the checks did not reject."""
         fit = {
             q.uid: [c.text for c in self.listed[q.uid] if c.verdict != "reject"] for q in questions
         }
@@ -163,7 +169,6 @@ class Run:
             place: answers_of(own[place[0]], self.solver.store.responses(request))
             for place, request in requests.items()
         }
-        self.rates |= {place: answers[:2] for place, answers in graded.items()}
         for uid, question in own.items():
             first, agree = graded[uid, question.text], self.options.agree
             self.listed[uid] = [
@@ -193,9 +198,7 @@ class Run:
         for question in self.questions:
             uid = question.uid
             fit = usable(self.listed[uid], self.take)
-            texts = [question.text, *(candidate.text for candidate in fit)]
-            rates = {t: self.rates[uid, t] for t in texts if (uid, t) in self.rates}
-            ranked = choose(question.text, texts[1:], options.n, rates)
+            ranked = choose(question.text, [candidate.text for candidate in fit], options.n)
             chosen[uid] = [fit[place] for place in ranked]
         files = (options.out, beside(options.out, ".candidates.jsonl"))
         manifest = beside(options.out, ".manifest.json")
@@ -215,11 +218,7 @@ class Run:
     def _records(self, chosen: Mapping[str, Sequence[Candidate]]) -> Iterator[dict[str, Any]]:
         ranks = {id(c): rank for listed in chosen.values() for rank, c in enumerate(listed)}
         for candidate in (c for listed in self.listed.values() for c in listed):
-            rate = self.rates.get((candidate.uid, candidate.text))
-            yield asdict(candidate) | {
-                "rank": ranks.get(id(candidate)),
-                "pass_rate": rate and {"right": rate[0], "responses": rate[1]},
-            }
+            yield asdict(candidate) | {"rank": ranks.get(id(candidate))}
 
     def _summary(self, chosen: Mapping[str, Sequence[Candidate]]) -> dict[str, Any]:
         listed = [candidate for group in self.listed.values() for candidate in group]
@@ -227,7 +226,6 @@ class Run:
             f for c in listed for f in {f"{r.filter}: {r.verdict}" for r in c.reasons}
         )
         sizes = Counter(len(chosen[q.uid]) for q in self.questions)
-        order = "pass rates, then distance" if self.rates else "distance alone (no pass rates)"
         return {
             "questions": len(self.questions),
             "candidates": len(listed),
@@ -235,7 +233,6 @@ class Run:
             "accepted_by": dict(Counter(c.path for c in listed if c.verdict == "accept")),
             "filters": dict(filters.most_common()),
             "rephrasings": {str(count): number for count, number in sorted(sizes.items())},
-            "chosen_by": order,
         }
 
     def estimates(self) -> dict[str, Spending]:
@@ -250,6 +247,5 @@ class Run:
             for name, (count, tokens) in zip(totals, counts, strict=True):
                 requests = math.ceil(count / self.model.endpoint.per_request)
                 read = requests * self.model.estimate(request, 1).tokens_in
-                spent = Spending(requests, read, int(count * tokens))
-                totals[name] = totals[name].plus(spent.at(self.model.endpoint.price))
+                totals[name] = totals[name].plus(Spending(requests, read, int(count * tokens)))
         return totals

@@ -15,9 +15,10 @@ from fractions import Fraction
 
 from text_to_num import text2num
 
+from prompt_aug.grading.normalize import canonical, squeeze
+
 FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
-MOST_NESTED = 8  # depth of nested fractions that are rewritten
 _FORMULAS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?P<inline>[^$]+)\$"
     r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{[a-z]+\*?\}",
@@ -31,30 +32,13 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s*|,\s*\\!\s*|,)(?=\d{3}(?!\d))")
 _NUMBER = re.compile(rf"{AMOUNT}? ?-?(?:\d+ )?(?:\d*\.)?\d+(?:/\d+)?(?: ?(?:%|[a-z]+))*")
 _TERM = r"(?:[A-Za-z]\([a-z]\)|\d*[a-zA-Z](?:\^\{?\d+\}?)?|\d+(?:\.\d+)?)"
 _BARE = re.compile(rf"(?<![\w\\])(?:{_TERM}\s*(?:<=|>=|[-+*/=<>≤≥−])\s*)+{_TERM}(?![\w\\])")
-_SIGNS = (
-    "×* ·* ⋅* ∙* ÷/ −- –- ½1/2 ⁿ^n ≤<= ≥>= ≠!= ⌊floor( ⌋) ⌈ceil( ⌉) …... ′' ’' "
-    "πpi ∞infty θtheta αalpha βbeta ωomega λlambda"
-)
-_UNICODE = str.maketrans(
-    {pair[0]: pair[1:] for pair in _SIGNS.split()} | {"°": " ", "√": " \\sqrt ", "∈": " in "}
-)
-_LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
-_SPELLINGS = {
-    "": "left right displaystyle overline operatorname text textbf textrm textit mathbf mathrm "
-    "mathit circ degree",
-    **{" ": "cdot times quad qquad", "\\frac": "frac dfrac tfrac", "\\sqrt": "sqrt", "/": "div"},
-    **{"<=": "le leq leqslant", ">=": "ge geq geqslant", "!=": "ne neq", "<": "lt", ">": "gt"},
-    **{"...": "dots ldots cdots", "floor(": "lfloor", "ceil(": "lceil", ")": "rfloor rceil"},
-}
-_COMMANDS = {name: sign for sign, names in _SPELLINGS.items() for name in names.split()}
+_RELATIONS = {"le": "<=", "ge": ">=", "ne": "!=", "lt": "<", "gt": ">"}
+_RELATION = re.compile(r"\\(le|ge|ne|lt|gt)(?![a-zA-Z])")
+_SHORT = re.compile(r"(\\sqrt|\\frac\{[^{}]*\})\s*(\w)")  # an argument without braces
+_FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
+# Brackets around a numerator without signs, or around one letter or number. 1/(2x) is not 1/2x.
+_ALONE = re.compile(r"(?<![\w)])\(([\w.^]+)\)(?=/)|(?<=[/^])\((\w(?:\^\w)?|\d+|pi)\)")
 _SEPARATOR = re.compile(r"\\\\|\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}")
-_SPACE = re.compile(r"\\[,!;: ]|&|\^(?=\s*\{?\s*\\circ)")
-_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]+)\}|(\w))\s*(?:\{([^{}]+)\}|(\w))")
-_ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|\(([^()]+)\))")
-# A number, a letter or a Greek letter by name. Of a product the brackets stay: 1/(2x) is not 1/2x.
-_ATOM = r"(?:\d+(?:\.\d+)?|[A-Za-z]|pi|theta|alpha|beta|omega|lambda)"
-_POWER = re.compile(rf"{_ATOM}(?:\^{_ATOM})?")
-_ALONE = re.compile(rf"(?:(?<=[/^])|(?<=sqrt))\(({_ATOM})\)|(?<![A-Za-z0-9^])\((\w)\)(?=[/^])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +109,12 @@ def _as_number(formula: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def compact(formula: str) -> str:
-    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "sqrt5", "<="."""
-    plain = formula.replace(r"\$", " ").replace(AMOUNT, " ").translate(_UNICODE)
-    plain = re.sub(
-        "[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+",
-        lambda match: "^{" + match.group().translate(_LOWERED) + "}",
-        _THOUSANDS.sub("", plain),
-    )
-    plain = re.sub(r"\\not\s*=", "!=", _SPACE.sub(" ", _SEPARATOR.sub(";", plain)))
-    plain = re.sub(r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[1]), plain.replace("=<", "<="))
-    for _ in range(MOST_NESTED):  # from the inside out
-        before, plain = plain, _ROOT.sub(r"sqrt(\1\2)", _FRACTION.sub(_divided, plain))
-        if plain == before:
-            break
-    plain = re.sub(r"[\s*\\]", "", plain.translate(str.maketrans("{}[]", "()()")))
-    return _ALONE.sub(r"\1\2", plain).rstrip(".,;")
-
-
-def _divided(match: re.Match[str]) -> str:
-    """Return a fraction on one line: 3x/2, 1/(2x), (x+1)/(x-2)."""
-    above, below = (match.group(1) or match.group(2), match.group(3) or match.group(4))
-    above = above if re.fullmatch(r"[\w^.]+", above) else f"({above})"
-    return f"{above}/{below if _POWER.fullmatch(below) else f'({below})'}"
+    """Return TeX, Unicode or ASCII in one spelling without spaces: "x^2+1/(2y)", "<="."""
+    plain = canonical(_SEPARATOR.sub(";", formula.replace(AMOUNT, " ")))
+    plain = squeeze(_RELATION.sub(lambda match: _RELATIONS[match[1]], plain))
+    plain = _FRACTION.sub(r"(\1)/(\2)", _SHORT.sub(r"\1{\2}", plain))
+    plain = plain.translate(str.maketrans("{}[]", "()()"))
+    return _ALONE.sub(r"\1\2", re.sub(r"[\s*\\]", "", plain))
 
 
 _UNITS = "one|two|three|four|five|six|seven|eight|nine"

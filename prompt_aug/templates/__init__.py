@@ -5,9 +5,8 @@ outside the loss and outside what the format check sees), stop strings and a for
 `python -m prompt_aug.templates check BANK` validates a bank and shows every template rendered.
 """
 
-from prompt_aug.templates.bank import load_bank
 from prompt_aug.templates.rendering import Form, Rendered, render
-from prompt_aug.templates.template import Bank, BankError, Template, UnknownTemplateError
+from prompt_aug.templates.template import Bank, BankError, Template, UnknownTemplateError, load_bank
 
 __all__ = ["Bank", "BankError", "Form", "Rendered", "Template", "UnknownTemplateError"]
 __all__ += ["load_bank", "render"]

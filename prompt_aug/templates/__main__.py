@@ -17,7 +17,7 @@ from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.files import write_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.templates import BankError, Template, load_bank, render
-from prompt_aug.templates.published import DIGESTS, digest, renderings
+from prompt_aug.templates.published import renderings
 from prompt_aug.typed import shown
 
 SAMPLE = "What is $1 + 1$?"
@@ -68,14 +68,12 @@ def check(options: argparse.Namespace) -> None:
 
 
 def published(options: argparse.Namespace) -> None:
-    """Write the renderings of a checkout, and print whether they are those compared with."""
+    """Write the renderings of a checkout."""
     if not options.bank or not options.out or not options.out.endswith(".json"):
         raise BankError("published: name the CHECKOUT and the OUT.json to write")
-    name, prompts = renderings(Path(options.bank))
+    prompts = renderings(Path(options.bank))
     write_json(Path(options.out), prompts)
-    same = digest(prompts) == DIGESTS[name]
-    print(f"{options.out}: {len(prompts)} prompts of {name}, sha256 {digest(prompts)}")
-    print(f"These are {'' if same else 'NOT '}the prompts that this project was compared with.")
+    print(f"{options.out}: {len(prompts)} prompts")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

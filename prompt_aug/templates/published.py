@@ -5,9 +5,7 @@ checkout is read, never imported: strings of its files by `ast`, chat templates 
 """
 
 import ast
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +13,19 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from prompt_aug.base.files import read_text
-from prompt_aug.templates.template import BankError
+from prompt_aug.templates.template import QUESTION, BankError
 from prompt_aug.typed import parse_yaml
 
-QUESTION = "QUESTION"
-# By the stem of the json file: the repository of the wording, and the digest of the renderings that
-# this project was compared with.
-URLS = {
-    "prompt_aug": "https://github.com/wenquanlu/prompt-augmentation-GRPO",
-    "ta_grpo": "https://github.com/lhkhiem28/TA-GRPO",
-    "cw_grpo": "https://github.com/WangCheng0116/CW-GRPO",
-}
-DIGESTS = {
-    "prompt_aug": "f8d0843ff49bfb31c2831961a3a06fb147fd52ab4b4c0014e1012b3770e0f504",
-    "ta_grpo": "219c7d9c0e4b79c6b59b4e19ec685178051e00ed9c33120d41c2c103fe8ba77e",
-    "cw_grpo": "028bfc4e18a574537ca1a9e8b7962d4444ca8235451002a74608d926f397e4e0",
-}
 
-
-def how_to_make(path: Path) -> str:
-    """Return the two commands that make a missing file of renderings; "" for another file."""
-    if path.suffix != ".json" or path.stem not in URLS:
-        return ""
-    return (
-        " Make it from the authors' code:\n"
-        f"  git clone {URLS[path.stem]} CHECKOUT\n"
-        f"  python -m prompt_aug.templates published CHECKOUT {path}"
-    )
-
-
-def renderings(checkout: Path) -> tuple[str, dict[str, str]]:
-    """Return (name in URLS, renderings by template name) of an authors' checkout."""
-    for file, (name, read) in _READERS.items():
+def renderings(checkout: Path) -> dict[str, str]:
+    """Return the renderings of an authors' checkout by template name."""
+    for file, read in _READERS.items():
         if (checkout / file).is_file():
             try:
-                return name, read(checkout, file)
+                return read(checkout, file)
             except (KeyError, ValueError, TemplateError) as error:
                 raise BankError(f"{checkout / file}: not as expected: {error!r}") from error
-    raise BankError(f"{checkout}: no checkout of {', '.join(URLS.values())}")
-
-
-def digest(prompts: Mapping[str, str]) -> str:
-    """Return the SHA-256 of renderings; the order of their names does not matter."""
-    return hashlib.sha256(json.dumps(dict(prompts), sort_keys=True).encode()).hexdigest()
+    raise BankError(f"{checkout}: it has none of {', '.join(_READERS)}")
 
 
 def _assigned(path: Path, name: str) -> Any:
@@ -88,11 +56,6 @@ def _prompt_aug(checkout: Path, file: str) -> dict[str, str]:
     }
 
 
-def _ta_grpo(checkout: Path, file: str) -> dict[str, str]:
-    instruction = _assigned(checkout / file, "instruction_following")
-    return {"ta-grpo": _chatml(f"{instruction}\n{QUESTION}")}
-
-
 def _cw_grpo(checkout: Path, file: str) -> dict[str, str]:
     recipe = parse_yaml(read_text(checkout / file), file)
     query = _assigned(checkout / "src/open_r1/evaluate.py", "MATH_QUERY_TEMPLATE")
@@ -102,8 +65,7 @@ def _cw_grpo(checkout: Path, file: str) -> dict[str, str]:
     }
 
 
-_READERS: dict[str, tuple[str, Callable[[Path, str], dict[str, str]]]] = {
-    "verl/utils/dataset/templates.py": ("prompt_aug", _prompt_aug),
-    "recipes/gaussian_1.5b.yaml": ("cw_grpo", _cw_grpo),
-    "utils.py": ("ta_grpo", _ta_grpo),
+_READERS: dict[str, Callable[[Path, str], dict[str, str]]] = {
+    "verl/utils/dataset/templates.py": _prompt_aug,
+    "recipes/gaussian_1.5b.yaml": _cw_grpo,
 }

@@ -20,7 +20,6 @@ Style = Literal["auto", "chat", "raw", "bare"]
 Turn = Literal["system", "user"]
 System = Literal["row", "template"]
 Messages = tuple[tuple[str, str], ...]
-Shots = tuple[tuple[str, str], ...]  # (question, answer) of each solved example
 # Llama 3.2 and later write today's date into the system message, which would change the prompts of
 # a run every day. This is the date that Llama 3.1 writes; other chat templates do not read it.
 DATE = "26 Jul 2024"
@@ -97,11 +96,9 @@ def render(
     tokenizer: Any = None,
     form: Form = PLAIN,
     system: str | None = None,
-    shots: Shots = (),
 ) -> Rendered:
     """Return the prompt of `question_text` under `template`; `system` is the question's own.
 
-    Each of `shots` is a user turn and an assistant turn before it, rendered with the same template.
     If a chat template does not support a system message, its text opens the user message.
     Raises RenderError for an empty question, for a text of the data that contains a special token
     (it could end its turn), for a chat template that fails or omits the question, and for an
@@ -110,10 +107,9 @@ def render(
     if not question_text.strip():
         raise RenderError("an empty question cannot be rendered")
     own = system if form.system == "row" else None
-    texts = (own or "", question_text, *(text for shot in shots for text in shot))
-    if token := control_token(texts, tokenizer):
+    if token := control_token((own or "", question_text), tokenizer):
         raise RenderError(
-            f"the question {question_text[:60]!r}, its system prompt or an example contains the "
+            f"the question {question_text[:60]!r} or its system prompt contains the "
             f"special token {token!r}, which could end its turn. Drop or rewrite it."
         )
     has_chat = getattr(tokenizer, "chat_template", None) is not None
@@ -132,10 +128,7 @@ def render(
     if form.instruction == "user" and above is not None:
         above, before = None, f"{above}\n"
     turns: list[tuple[str, str]] = [] if above is None else [("system", above)]
-    for question, answer in (*shots, (question_text, None)):
-        turns.append(("user", before + template.user.replace(SLOT, question)))
-        if answer is not None:
-            turns.append(("assistant", template.prefill + answer))
+    turns.append(("user", before + template.user.replace(SLOT, question_text)))
     messages: Messages = tuple(turns)
     if form.style in ("auto", "chat") and has_chat:
         text, messages = _chat_text(messages, tokenizer, form)

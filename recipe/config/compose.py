@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from prompt_aug.typed import check_yaml, closest, shown
+from prompt_aug.typed import closest, shown
 from recipe.config.base import CONFIG, base, flat, is_in, known_keys, reading, search_path
 from recipe.config.sizes import set_sizes
 from recipe.config.verl import ASYNCHRONOUS, check_types, off_switch, unknown_key, wrong_values
@@ -139,9 +139,6 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     overrides = on_this_machine(folder, list(map(readable, overrides)))
     if errors := dict.fromkeys(why for text in overrides if (why := _refused(text, folder))):
         raise ConfigError("\n".join(errors))
-    for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
-        with contextlib.suppress(yaml.YAMLError):  # hydra raises it if it reads the file
-            check_yaml(path.read_text(encoding="utf-8", errors="replace"), str(path))
     given = _given(overrides)
     try:
         with reading(folder):

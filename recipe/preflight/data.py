@@ -7,13 +7,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from prompt_aug.base import tokenizers
-from prompt_aug.prepare.sources import command_for
 from recipe.errors import ConfigError
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.run.model_files import model_folder
 
 SPLITS = ("train_files", "val_files")
 SMOLLM2 = "bash scripts/smollm2.sh"  # makes models/smollm2* and data/smollm2
+PREPARE = "python -m prompt_aug.prepare SOURCE {} --against BENCHMARKS"  # --help lists presets
 ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 
 
@@ -64,7 +64,9 @@ PROMPTS: list[Check] = [
 
 def maker(path: str) -> str:
     """Return the command that makes a missing model folder or data file."""
-    return SMOLLM2 if path.startswith(("models/smollm2", "data/smollm2/")) else command_for(path)
+    if path.startswith(("models/smollm2", "data/smollm2/")):
+        return SMOLLM2
+    return PREPARE.format(path if path.endswith(".parquet") else "OUT.parquet")
 
 
 def files(s: Setup) -> Iterator[str]:

@@ -18,7 +18,6 @@ from eval.benchmarks import (
     multiple_choice,
     parse_request,
 )
-from eval.settings import benchmark_identity, differences
 from prompt_aug.prepare.sources import SourceError
 from prompt_aug.questions import (
     Question,
@@ -167,28 +166,6 @@ def test_the_answer_is_the_text_after_the_last_marker(tmp_path: Path) -> None:
     assert [q.answers for q in questions] == [("42",), ("7",)]
     with pytest.raises(EvaluationError, match="row 1"):
         load_own(own(tmp_path, rows.replace("#### 7", "7"), answer_from="####"))
-
-
-def write_shots(folder: Path, question: str = "3 + 3?") -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / "shots.yaml").write_text(f"- {{question: '{question}', answer: '6'}}\n")
-    return "shots.yaml"
-
-
-def test_shots_stand_in_the_record_or_the_request(tmp_path: Path) -> None:
-    record = own(tmp_path, shots=write_shots(tmp_path), tolerance=0.01)
-    benchmark = load_own(record)
-    assert (benchmark.shots, benchmark.tolerance) == ((("3 + 3?", "6"),), 0.01)
-    plain = benchmark_identity(load_own(own(tmp_path)), "a template", "default")
-    identity = benchmark_identity(benchmark, "a template", "default")
-    added = {line.split(":")[0] for line in differences(plain, identity)}
-    assert added == {"shots", "shots_sha256", "tolerance"}
-    shown = BenchmarkRequest(name="mine", path=str(record), shots=str(tmp_path / "more.yaml"))
-    (tmp_path / "more.yaml").write_text("[{question: 4?, answer: four}]")
-    assert load(shown, greedy=True).shots == (("4?", "four"),)
-    own(tmp_path, shots=write_shots(tmp_path, "2  + 2?"))
-    with pytest.raises(EvaluationError, match=r"\[0\] is a question of the benchmark"):
-        load_own(record)
 
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]

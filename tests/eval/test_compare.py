@@ -101,11 +101,11 @@ def test_benchmarks_of_one_side_and_other_settings_are_noted(
 ) -> None:
     with changing(sides[0] / "scores.json") as scores:
         scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
-        scores["benchmarks"]["x"]["settings"]["shots"] = 4
+        scores["benchmarks"]["x"]["settings"]["template"] = "t"
     assert main([*map(str, sides)]) == 0
     output = capsys.readouterr().out
     assert "note: only in B: y, z\n" in output and output.count("only in") == 1
-    assert "note: x: settings differ: shots: 4 -> None\n" in output
+    assert "note: x: settings differ: template: 't' -> None\n" in output
     assert "Benchmarks" not in output and output.splitlines()[3].split()[:2] == ["x", "4"]
 
 

@@ -16,8 +16,7 @@ from eval.settings import Settings
 from eval.sweep import main
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines
-from prompt_aug.endpoint import EndpointError
-from prompt_aug.endpoint.budget import Budget, Spending
+from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question, write_parquet
 

@@ -116,19 +116,6 @@ def test_greedy_samples_are_made_once_unless_the_engine_varies(
     assert graded.stat().st_mtime_ns == before  # nor is it graded again
 
 
-def test_shots_precede_the_question_and_stops_reach_the_engine(
-    run: Runner, make_benchmark: MakeBenchmark
-) -> None:
-    engine, plain = FakeEngine(right), make_benchmark(questions=1)
-    run(engine, dataclasses.replace(plain, shots=(("5 + 5?", "10"),)), stop=["\n\n"])
-    assert engine.requests[0].stop == ("\n\n",)
-    (line,) = read_lines(run.only("*/step_20/toy/questions.jsonl"))
-    turn = "<|im_start|>user\n5 + 5?<|im_end|>\n<|im_start|>assistant\n10<|im_end|>\n"
-    assert f"{turn}<|im_start|>user\ntoy: what is 0 + 1?" in line["prompt"]
-    run(engine, plain, stop=["\n\n"])
-    assert len(engine.requests) == 2, "without shots it is another prompt"
-
-
 def test_a_tolerance_pays_close_decimals_and_survives_regrading(run: Runner) -> None:
     golds = ("2.50", "4")
     exact = benchmark_of(*(make_question(text=f"{g}?", answers=(g,), source="t") for g in golds))

@@ -111,7 +111,7 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
         (["RUN", "--top-k", "-2"], 1, "top_k=-2"),
         (["RUN", "--stop", ""], 1, "stop[0]="),
-        (["RUN", "--shots", "nothing=x.yaml"], 1, "nothing is no benchmark of"),
+        (["RUN", "--template-of", "nothing=x"], 1, "nothing is no benchmark of"),
         (["RUN", "--endpoint", "http://localhost:1/v1"], 2, "--endpoint"),
         (["--model", "m", "--out", "o", "--endpoint", "nowhere"], 2, "--endpoint=nowhere"),
         ([*REMOTE.split(), "--concurrency=0"], 2, "--concurrency=0"),

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.questions import (
-    SCHEMA,
     Question,
     QuestionError,
     from_row,
@@ -134,28 +133,6 @@ def test_foreign_rows(tmp_path: Path) -> None:
     assert from_row({**foreign("Q?", "7"), "images": []}).text == "Q?"
 
 
-@pytest.mark.parametrize(
-    ("options", "gold", "read"),
-    [
-        (["0", "2"], "B", ("0", "2")),
-        ({"A": "0", "B": "2"}, "B", ("0", "2")),
-        (["A. 0", "(B) 2"], "B", ("0", "2")),
-        (["A. 0", "2"], "B", ("A. 0", "2")),
-        (["0", "2"], "2", ()),  # the gold is a text, and graded as such
-        ([{"label": "A", "text": "0"}], "A", ()),
-    ],
-)
-def test_options_of_other_files(options: Any, gold: str, read: tuple[str, ...]) -> None:
-    assert from_row({**foreign("Q?", gold), "extra_info": {"options": options}}).options == read
-
-
-def test_answers_of_other_files_hold_the_gold() -> None:
-    two = ("three", "3")
-    for answers, golds in ((["cat"], ("3",)), ([*two], two), ("34", ("3",)), ({"3": 1}, ("3",))):
-        given = {**foreign("Q?", "3"), "extra_info": {"answers": answers}}
-        assert from_row(given).answers == golds
-
-
 def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
     given = [
         {
@@ -202,21 +179,6 @@ def test_unusable_rows_are_named_by_number(tmp_path: Path) -> None:
     rows = [foreign(f"{i}?", "" if i in (1, 3) else "1") for i in range(5)]
     with pytest.raises(QuestionError, match=r"2 of 5 rows .*\n  row 1: no answer.*\n  row 3: no"):
         read_parquet(write_rows(tmp_path / "bad.parquet", rows))
-
-
-def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(QuestionError, match="no questions"):
-        write_parquet([], tmp_path / "none.parquet")
-    with pytest.raises(QuestionError, match="no such file"):
-        read_parquet(tmp_path / "none.parquet")
-    (tmp_path / "text.parquet").write_text("not parquet")
-    with pytest.raises(QuestionError, match="not a readable parquet file"):
-        read_parquet(tmp_path / "text.parquet")
-    pq.write_table(SCHEMA.empty_table(), tmp_path / "empty.parquet")
-    with pytest.raises(QuestionError, match="has no rows"):
-        read_parquet(tmp_path / "empty.parquet")
-    with pytest.raises(QuestionError, match=r"lacks the columns \['prompt', 'reward_model'\]"):
-        read_parquet(write_rows(tmp_path / "other.parquet", [{"problem": "x", "answer": "1"}]))
 
 
 def test_real_file(shared_data: Path) -> None:

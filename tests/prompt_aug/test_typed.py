@@ -7,7 +7,6 @@ import pytest
 import yaml
 from pydantic import Field, model_validator
 
-from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError
 from prompt_aug.typed import (
     Count,
@@ -48,63 +47,17 @@ def test_a_good_file_becomes_a_frozen_record(tmp_path: Path) -> None:
     assert read_typed(path, World) == World(levels=(Level(op="+", digits=2),), rate=0.25)
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"levels": []}, ["levels=[]", "at least 1"]),
-        ({"levels": [{"op": "*", "digits": 2}]}, ["levels[0].op=*", "'+' or '-'"]),
-        ({"levels": [{"op": "+"}]}, ["levels[0].digits: not set"]),
-        ({"levels": [{"op": "+", "digits": 2, "digts": 1}]}, ["levels[0].digts", "digits?"]),
-        ({"RATE": 1}, ["RATE: unknown key", "did you mean rate?"]),
-        ({"zzz": 1}, ["zzz: unknown key. Remove it"]),
-        ({"rate": True}, ["rate=true", "number"]),
-        ({"rate": 0.5}, ["w.yaml: rate and levels contradict"]),
-        ({"name": -1}, ["name=-1", "0"]),
-        ({"name": " "}, ["name= :", "empty"]),
-        ({"by_name": {"a": {"op": "+"}}}, ["by_name.a.digits: not set"]),
-        ({"rate": 2, "name": -1}, ["rate=2", "w.yaml: name=-1"]),
-    ],
-)
-def test_wrong_values_are_named(changes: dict[str, Any], parts: list[str]) -> None:
+def test_every_problem_is_named_with_its_key() -> None:
     with pytest.raises(FileError) as error:
-        parse_typed(GOOD | changes, World, "w.yaml")
-    assert all(part in str(error.value) for part in ["w.yaml", *parts])
+        parse_typed(GOOD | {"rate": 2, "levels": [{"op": "+", "digts": 1}]}, World, "w.yaml")
+    for part in ("w.yaml: rate=2", "levels[0].digits: not set", "levels[0].digts: unknown key"):
+        assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "text", ["levels: 1\nlevels: 2", "levels: [", "a: 2020-99-99", "[]", "\xff"]
-)
-def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path, text: str) -> None:
-    class OwnError(UserError):
-        pass
-
-    path = tmp_path / "world.yaml"
-    for make in (lambda: path.write_bytes(text.encode("latin-1")), path.unlink):
-        make()
-        with pytest.raises(OwnError, match=r"world\.yaml"):
-            read_typed(path, World, OwnError)
-
-
-NINE = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]  # 9 ** 8 texts
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("\n".join(["a0: &a0 lol", *NINE]), "line 3: *a1 contains an alias"),
-        ("\n".join(["a0: &a0 []", *NINE]), "line 3: *a1 contains an alias"),
-        ("[" * 100_000, "line 1: more than 100 levels"),
-        ("a: &a\n  - *a", "line 2: *a contains an alias"),
-        ("a: 1\nb: 12:30", "line 2: 12:30"),
-        ("12:30:10.5: b", "12:30:10.5"),
-        ("a: -010", "-010"),
-    ],
-)
-def test_hostile_and_misread_yaml_is_one_line(text: str, named: str) -> None:
-    with pytest.raises(FileError) as error:
+@pytest.mark.parametrize("text", ["levels: 1\nlevels: 2", "levels: [", "a: 2020-99-99"])
+def test_repeated_keys_and_broken_yaml_are_refused(text: str) -> None:
+    with pytest.raises(FileError, match=r"w\.yaml"):
         parse_yaml(text, "w.yaml")
-    assert f"w.yaml, {named}" in str(error.value) or named in str(error.value)
-    assert len(str(error.value)) < 120 and "\n" not in str(error.value)
 
 
 def test_other_yaml_has_the_values_of_yaml() -> None:

@@ -101,11 +101,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ("name", "own", "expected"),
     [
         ("ta_grpo", None, "ta_grpo/train/box2"),
-        ("ta_grpo", "ta_grpo", "ta_grpo/train/code"),
         ("cw_grpo", None, "cw_grpo/train"),
         ("prompt_aug", "prompt_aug", "prompt_aug/train/abel"),
         ("paper_ta_grpo", None, "ta_grpo/evaluation/box2"),
-        ("paper_ta_grpo", "ta_grpo", "ta_grpo/evaluation/code"),
         ("paper_cw_grpo", "cw_grpo", "cw_grpo/evaluation"),
         ("paper_prompt_aug", None, "prompt_aug/evaluation"),
     ],
@@ -174,12 +172,11 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def test_a_checkout_becomes_a_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkout_becomes_a_bank(tmp_path: Path) -> None:
     out = tmp_path / "cw_grpo.json"
-    with pytest.raises(BankError, match=r"git clone https://.*\n.*templates published CHECKOUT .*"):
+    with pytest.raises(BankError, match=r"is missing.*examples/PUBLISHED\.md"):
         load_bank(out)
     assert templates(["published", str(checkout(tmp_path / "there")), str(out)]) == 0
-    assert "NOT the prompts" in capsys.readouterr().out  # another than the one compared with
     made = load_bank(out, "published")
     assert made["cw-grpo"].system == "Box {{}} it."  # its recipe is not formatted: the braces stay
     assert made["cw-grpo"].published == ("\n</think>\n",)
@@ -189,6 +186,8 @@ def test_a_checkout_becomes_a_bank(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     assert templates(["published", str(tmp_path), str(tmp_path / "x.json")]) == 1
-    (tmp_path / "utils.py").write_text("instruction_following = input()\n")
+    code = tmp_path / "verl" / "utils" / "dataset" / "templates.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("templates = input()\n")
     assert templates(["published", str(tmp_path), str(tmp_path / "x.json")]) == 1
     assert not (tmp_path / "x.json").exists()

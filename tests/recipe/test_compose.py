@@ -1,12 +1,9 @@
 """The composition that tests use is hydra's own."""
 
-from pathlib import Path
-
 import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from prompt_aug.base.files import FileError
 from recipe.config import compose
 from recipe.errors import ConfigError
 
@@ -62,15 +59,3 @@ def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             compose.compose_config("toy", [f"trainer.v1.colocate_async.num_warmup_batches={value}"])
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "method/mine.yaml"])
-def test_hostile_yaml_in_a_folder_of_the_user_is_refused_before_hydra_reads_it(
-    tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "method").mkdir()
-    (tmp_path / "config.yaml").write_text("defaults: [recipe]\n")
-    (tmp_path / "method" / "unused.yaml").write_text("[")  # not read, so not refused
-    (tmp_path / name).write_text("[" * 100_000)  # a segmentation fault in libyaml's loader
-    with pytest.raises(FileError, match=f"{name}, line 1: more than 100 levels"):
-        compose.compose_config(str(tmp_path), [])

@@ -1,17 +1,30 @@
-"""The public grader: statuses, golds, templates, threads, forks."""
+"""The grader: statuses, workers, choices, normal forms, and the bounded reader of formulas."""
 
 import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader
-from prompt_aug.grading.pool import PoolSettings, Verdict, WorkerPool
+from prompt_aug.grading import (
+    Extraction,
+    Grade,
+    grade,
+    grade_answer,
+    grade_many,
+    grader,
+    normal_form,
+)
+from prompt_aug.grading.evaluate import TooBig, Unsupported, evaluate, surely_different
+from prompt_aug.grading.pool import PoolSettings, WorkerPool
 
 NEEDS_ALGEBRA = ("(x+3)(x-3)", "x^2-9")
 
@@ -52,8 +65,7 @@ def test_statuses(response: str, gold: str, status: str) -> None:
 def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lost = Verdict(status="error", detail="memory limit")
-    failing = SimpleNamespace(verify=lambda gold, pred: lost)
+    failing = SimpleNamespace(ask=lambda _: {"status": "error", "detail": "memory limit"})
     monkeypatch.setattr(grader, "default_pool", lambda: failing)
     result = grade_answer("(x+7)(x-7)", "x^2-49")
     assert (result.status, result.detail) == ("error", "memory limit")
@@ -93,11 +105,11 @@ def test_an_unusable_gold_is_refused(gold: Any, message: str) -> None:
 def test_a_verdict_does_not_depend_on_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The responses of a group are often equal; the limit of calls counts known verdicts too."""
 
-    def verify(gold: str, pred: str) -> Verdict:
-        same = Counter(gold) == Counter(pred)
-        return Verdict(status="correct" if same else "wrong", detail="")
+    def ask(pair: dict[str, str]) -> dict[str, str]:
+        same = Counter(pair["gold"]) == Counter(pair["pred"])
+        return {"status": "correct" if same else "wrong", "detail": ""}
 
-    monkeypatch.setattr(grader, "default_pool", lambda: SimpleNamespace(verify=verify))
+    monkeypatch.setattr(grader, "default_pool", lambda: SimpleNamespace(ask=ask))
     gold = ", ".join(rf"\int_0^{n} f(x)dx" for n in range(1, 8))
     pred = ", ".join(rf"\int_0^{n} dxf(x)" for n in range(7, 0, -1))
     assert len({grade_answer(pred, gold).status for _ in range(4)}) == 1
@@ -149,3 +161,175 @@ def test_a_fork_grades_with_workers_of_its_own() -> None:
     os.waitpid(pid, 0)
     assert os.read(read, 1) == b"1"
     assert grade_answer("(x+6)(x-6)", "x^2-36").correct
+
+
+OPTIONS = ("10^-11 eV", "10^-4 eV", "10^{-9} \\text{ eV}", "No, since the key is -5; it grows")
+QUESTION = "Two states live 10^-4 s. Which energies tell them apart? (A) 10^-11 eV (B) 10^-4 eV"
+
+
+TABLE = Path(__file__).with_name("policy.tsv").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("row", [line for line in TABLE if line.startswith("choice\t")])
+def test_the_right_letter_is_right_alone_and_with_its_text_or_the_start_of_it(row: str) -> None:
+    _, answer, gold, _, status = row.split("\t")
+    result = grade(rf"\boxed{{{answer}}}", gold, question=QUESTION, options=OPTIONS)
+    assert result.status == status
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("110-130", "140-160"), ("Bb Bb", "BB BB"), ("True, False", "False, True"), ("3 km", "3")],
+)
+def test_the_text_of_another_option_is_wrong_however_near(right: str, wrong: str) -> None:
+    options = ("none", right, wrong)
+    assert grade(rf"\boxed{{(B) {right}}}", "B", options=options).correct
+    assert not grade(rf"\boxed{{(B) {wrong}}}", "B", options=options).correct
+
+
+@pytest.mark.parametrize(
+    ("response", "correct"),
+    [
+        (r"Thus \boxed{10^-4}. The answer is (B).", True),
+        (r"Thus \boxed{10^-4}. The answer is (A).", False),
+        (r"Thus \boxed{A}. The answer is (B).", False),
+        (r"Thus \boxed{A or B}. The answer is (B).", False),
+        (r"Thus \boxed{\text{Both A and B}}. The answer is (B).", False),
+        (r"Thus \boxed{(A) 10^-4 eV}. The answer is (B).", False),
+        (r"Thus \boxed{\text{Neither C nor D}}. The answer is (B).", False),
+        (r"Thus \boxed{\text{not A}}. The answer is (B).", False),
+        (r"Thus \boxed{5\text{ (A)}}. The answer is (B).", False),
+        (r"Thus \boxed{\text{the correct option is } C}. The answer is (B).", False),
+        (r"Thus \boxed{(B) 10^-4 eV}. So the energy is 10^-4 eV.", True),
+        (r"Thus \boxed{B 10^-4 eV}. So the energy is 10^-4 eV.", True),
+        (r"Thus \boxed{10^-4}.</s> The answer is (B).", False),
+        ("The answer is (B).\n\nNow, considering all the above, the final answer is:", True),
+        ("The answer is (A).\n\nNow, considering all the above, the final answer is:", False),
+    ],
+)
+def test_a_letter_after_a_box_without_one_counts(response: str, correct: bool) -> None:
+    assert grade(response, "B", options=OPTIONS).correct == correct
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        *("CO_2", "k_B T", "C_6H_{12}O_6", "BF_3", r"\Delta C", r"\text{A larger force}", "P(A)"),
+        *(r"\frac{A}{2}", r"A \cup B", "A^T", "D = 5", r"2\text{ A}", "AB", r"\text{I and II}"),
+    ],
+)
+def test_a_letter_of_a_formula_or_sentence_is_no_choice(box: str) -> None:
+    options = (*OPTIONS, "5", "6", "7", "8", "9")
+    for conclusion, correct in (("Answer: B", True), ("The answer is (C).", False), ("", False)):
+        assert (
+            grade(rf"So \boxed{{{box}}}.\n\n{conclusion}", "B", options=options).correct == correct
+        )
+
+
+def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> None:
+    chosen = [
+        grade(text, "A", options=OPTIONS).extracted
+        for text in (r"\boxed{B}", r"\boxed{(B) 10^-4 eV}", "The answer is (B) 10^-4 eV.")
+    ]
+    assert chosen == ["B"] * 3
+
+
+ALIKE = [
+    (r"\frac12", "0.50", r"x = \frac{2}{4}", r"\boxed{\dfrac{1}{2}}", "1/2", "50/100"),
+    (r"\{3,1\}", "1, 3", "3 and 1", r"\{1,3,3\}"),
+    (r"\sqrt{12}", r"2\sqrt3", r"\sqrt{3}+\sqrt3"),
+    ("(1,2)", r"\left( 1, \frac{4}{2} \right)"),
+    ("(1,2]", r"( 1 , 2 ]"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("1,234", "1234", r"1{,}234"),
+    (r"3+4i", "4i+3"),
+    ("Navin", r"\text{navin}"),
+    ("12 cm", "12", r"12\%"),
+    (r"(-\infty,1)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,1)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix} 1 \\ \frac42 \end{bmatrix}"),
+]
+
+
+@pytest.mark.parametrize("answers", ALIKE)
+def test_alike_answers_have_one_form(answers: tuple[str, ...]) -> None:
+    assert len({normal_form(answer) for answer in answers}) == 1
+
+
+def test_numbers_too_long_for_python_to_write_are_still_alike() -> None:
+    """More than 4300 digits: each spelling of such a number was a vote of its own."""
+    power = "10^{5000}"
+    assert (
+        normal_form(power) == normal_form(r"10^{2500}\cdot 10^{2500}") == "0x" + f"{10**5000:x}/0x1"
+    )
+    assert normal_form(power) != normal_form(power + "+1")
+
+
+def test_answers_that_differ_have_different_forms() -> None:
+    groups = [*(group[0] for group in ALIKE), "(2,1)", "[1,2]", "x", "X", "(x-1)^2", "-1/2"]
+    assert len({normal_form(answer) for answer in groups}) == len(groups)
+    assert normal_form(r"\frac13") != normal_form("0.333333333")
+    assert normal_form(r"\sqrt{2}") != normal_form(r"\sqrt{2}+10^{-25}")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "?", r"\frac{", "9^{9^{9}}", "x" * 5000, "(" * 60, "0/0", r"\begin{pmatrix}"]
+)
+def test_hostile_text_has_a_form(text: str) -> None:
+    assert isinstance(normal_form(text), str)
+
+
+Formula = tuple[str, Fraction]
+
+
+def test_length_and_nesting_are_bounded() -> None:
+    with pytest.raises(TooBig):
+        evaluate("9" * 20_000)
+    with pytest.raises(Unsupported, match="deep"):
+        evaluate("(" * 500 + "1" + ")" * 500)
+
+
+def _join(pair: tuple[Formula, Formula], sign: str) -> Formula:
+    (left, x), (right, y) = pair
+    texts = {
+        "+": (f"({left})+({right})", x + y),
+        "-": (f"{{{left}}}-{{{right}}}", x - y),
+        "*": (rf"({left})\cdot({right})", x * y),
+        "/": (rf"\dfrac{{{left}}}{{{right}}}".replace("dfrac", "frac"), x / y if y else x),
+    }
+    return texts[sign] if sign != "/" or y else (left, x)
+
+
+numbers = st.integers(0, 99).map(lambda n: (str(n), Fraction(n))) | st.builds(
+    lambda n, digits: (f"{n}.{digits:02d}", Fraction(100 * n + digits, 100)),
+    st.integers(0, 9),
+    st.integers(0, 99),
+)
+formulas = st.recursive(
+    numbers,
+    lambda inner: st.builds(_join, st.tuples(inner, inner), st.sampled_from("+-*/")),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(formulas)
+def test_random_formulas_have_their_value(formula: Formula) -> None:
+    text, value = formula
+    assert evaluate(text).exact == value
+
+
+@settings(max_examples=80, deadline=None)
+@given(formulas, formulas)
+def test_difference_is_exactly_difference(first: Formula, second: Formula) -> None:
+    assert surely_different(evaluate(first[0]), evaluate(second[0])) == (first[1] != second[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9))
+def test_equal_formulas_are_never_surely_different(a: int, b: int, c: int) -> None:
+    left = rf"\frac{{(x+{c})({a}x-{b})}}{{\sqrt{{{c}}}}}".replace("--", "+")
+    right = rf"\frac{{\sqrt{{{c}}}({a}x^2-{b}x+{a * c}x-{b * c})}}{{{c}}}".replace(
+        "--", "+"
+    ).replace("+-", "-")
+    assert not surely_different(evaluate(left), evaluate(right))
+    assert surely_different(evaluate(left), evaluate(right + "+1"))

@@ -7,12 +7,10 @@ from typing import Any
 
 import datasets
 import pytest
-from huggingface_hub import constants
 
 from prompt_aug.base.files import read_json, write_lines
-from prompt_aug.grading import Grade
 from prompt_aug.prepare import __main__ as prepare
-from prompt_aug.prepare import filters, sources
+from prompt_aug.prepare import sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
 from prompt_aug.questions import read_parquet
 
@@ -80,20 +78,6 @@ def test_rows_are_refused_by_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "row 8: 0.80 of question 0 of pears" in shown  # 17 words, 10 8-grams, 2 with "two"
 
 
-def test_an_answer_that_the_grader_rejects_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rejecting(pairs: list[tuple[str, str]]) -> list[Grade]:
-        status = {"4": "no_answer"}
-        return [Grade(extracted=g, status=status.get(g, "correct"), detail="") for _, g in pairs]
-
-    monkeypatch.setattr(filters, "grade_many", rejecting)
-    assert run(tmp_path) == 0
-    assert {"row": 1, "reason": "ungradable", "detail": "'4' graded no_answer against itself"} in (
-        manifest_of(tmp_path)["refused_rows"]
-    )
-
-
 def test_run_again_it_gives_the_same_bytes_and_killed_it_leaves_no_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,18 +99,6 @@ def test_run_again_it_gives_the_same_bytes_and_killed_it_leaves_no_manifest(
     assert written() == first
 
 
-def test_near_duplicates_are_reported_and_kept(tmp_path: Path) -> None:
-    long = "A train leaves the station at noon and meets another one after {} hours. How far is it?"
-    first, second = long.format("two"), long.format("2")
-    # 15 3-grams each, 3 of which have the changed word: 12 / 18 is below 0.8
-    for text, pairs in ((second, []), (first.replace("far is it", "far is that"), [[0, 1]])):
-        rows = [{"problem": problem, "answer": "1"} for problem in (first, text)]
-        assert run(tmp_path, rows=[*rows, ROWS[0]]) == 0
-        manifest = manifest_of(tmp_path)
-        assert [pair["rows"] for pair in manifest["near_duplicates"]] == pairs
-        assert manifest["kept"] == 3
-
-
 def test_the_hub_is_asked_for_the_presets_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,32 +115,6 @@ def test_the_hub_is_asked_for_the_presets_id(
     assert calls == [("openai/gsm8k", {"name": "main", "split": "train", "revision": None})]
     (question,) = read_parquet(out)
     assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
-
-
-def test_a_preset_names_the_file_of_a_split_and_its_number_of_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompt = [{"role": "user", "content": "<|im_start|>user\n1 + 1?<|im_end|>\n"}]  # rendered
-    question = {"question": "1 + 1?"}
-    row = {"prompt": prompt, "reward_model": {"ground_truth": "2"}, "extra_info": question}
-    calls = []
-
-    def hub(_: str, **how: Any) -> datasets.Dataset:
-        calls.append(how)
-        return datasets.Dataset.from_list([row] * 500)
-
-    monkeypatch.setattr(datasets, "load_dataset", hub)
-    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
-    command = ["math-level3to5", str(tmp_path / "out.parquet"), "--no-benchmarks", "--split"]
-    assert prepare.main([*command, "test"]) == 0
-    assert calls[0]["data_files"] == "simplelr_qwen_level3to5/test.parquet"
-    assert prepare.main([*command, "train"]) == 1
-    assert "500 rows in the split train, and 8523 when the preset" in capsys.readouterr().err
-    # Asked for by name: neither the preset's own column nor another one takes its place.
-    assert prepare.main([*command, "test", "--text-column", "prompt"]) == 1
-    output = capsys.readouterr()
-    assert "the text holds <|im_start|>: it is a prompt that a chat template made" in output.out
-    assert "no row is left" in output.err
 
 
 def test_the_records_of_benchmarks_say_what_to_keep_out(
@@ -197,24 +143,6 @@ def test_the_records_of_benchmarks_say_what_to_keep_out(
     assert "pears.yaml is no record of a benchmark" in capsys.readouterr().err
 
 
-def test_without_a_hub_it_looks_into_the_cache_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    offline = []
-
-    def load(*_: Any, **__: Any) -> None:
-        offline.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
-        raise ConnectionError("not in the cache")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    assert prepare.main(["some/where", str(tmp_path / "o.parquet"), "--no-benchmarks"]) == 1
-    assert "the hub at http://127.0.0.1:9 does not answer" in capsys.readouterr().err
-    assert offline == [(True, True)]
-
-
 def test_columns_and_lists(tmp_path: Path) -> None:
     rows = [
         {"q": {"text": f"{n}?"}, "gold": gold} for n, gold in ((3, "['3', 'three']"), (4, "[0, 1]"))
@@ -226,63 +154,6 @@ def test_columns_and_lists(tmp_path: Path) -> None:
         ("3?", ("3", "three"), "n"),
         ("4?", ("[0, 1]",), "n"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--text-column", "nope"], "no column nope for the text (it has answer, problem)"),
-        (["--answer-column", "nope"], "Name one with --answer-column"),
-        (["--preset", "nope"], "unknown preset 'nope': known are math-level3to5"),
-        (["--overlap", "0"], "--overlap 0.0 must lie in (0, 1]"),
-        (["--against", ""], "--against is empty (an unset shell variable?)"),
-        (["--against", "name="], "'': neither a file, nor a folder"),
-        (["--text-column", ""], "--text-column is empty"),
-    ],
-)
-def test_wrong_options(
-    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path, *options) == (2 if message.startswith("--") else 1)
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("source", "out", "message"),
-    [
-        ("a.parquet", "a.parquet", "would change a.parquet, which is read"),
-        ("folder", "folder/new.parquet", "would change folder, which is read"),
-        ("a.parquet", "b.parquet", "would change b.parquet, which is read"),  # the benchmark
-        ("a.parquet", "folder.parquet", "is a folder"),
-        ("nowhere.parquet", "/proc/x/out.parquet", "cannot be written"),  # before it is read
-        ("a.parquet", "out.json", "must end in .parquet"),
-        ("a.parquet", "", "OUT is empty"),
-        ("", "out.parquet", "SOURCE is empty"),
-    ],
-)
-def test_nothing_that_is_read_is_overwritten(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
-    out: str,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.parquet", "b.parquet", "folder/c.parquet"):
-        Path(name).parent.mkdir(exist_ok=True)
-        datasets.Dataset.from_list(ROWS[:2]).to_parquet(name)
-    Path("folder.parquet").mkdir()
-    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    capsys.readouterr()
-    code = 2 if message.endswith("is empty") else 1
-    assert prepare.main([source, out, "--against", "b.parquet"]) == code
-    stderr = capsys.readouterr().err
-    assert stderr.startswith("prompt_aug.prepare: ")
-    assert message in stderr
-    assert stderr.count("\n") == 1
-    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:
@@ -340,15 +211,3 @@ def test_rows_that_rephrase_one_question_are_joined(tmp_path: Path) -> None:
     assert second.rephrasings == ("Two and two make what?",)
     manifest = manifest_of(tmp_path)
     assert manifest["rows_left_out"] == {"padding": 2, "another answer": 1, "repeated": 1}
-
-
-def test_an_answer_of_prose_is_refused_unless_text_is_allowed(tmp_path: Path) -> None:
-    rows = [
-        {"problem": "Prove that 2 is prime.", "answer": "See the proof below."},
-        {"problem": "Who wins?", "answer": "\\text{Evelyn}"},
-        {"problem": "Which values of x?", "answer": "all real numbers"},
-    ]
-    for option, kept in (("--no-benchmarks", rows[1:]), ("--allow-text", rows)):
-        assert run(tmp_path, option, rows=rows) == 0
-        rows_kept = read_parquet(tmp_path / "out" / "train.parquet")
-        assert [q.text for q in rows_kept] == [row["problem"] for row in kept]

@@ -1,6 +1,5 @@
 """Sources and column maps: every kind of local data, the presets, and what cannot be read."""
 
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,12 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
     column_names,
-    command_for,
     complete,
     load_presets,
     load_rows,
@@ -31,7 +28,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder", "arrow"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "disk", "dict", "folder"])
 def test_sources(tmp_path: Path, kind: str) -> None:
     table = datasets.Dataset.from_list(ROWS)
     path = tmp_path / f"data.{kind}"
@@ -42,14 +39,11 @@ def test_sources(tmp_path: Path, kind: str) -> None:
     elif kind == "dict":
         datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
         assert list(load_rows(str(path), split="test")) == ROWS[:1]
-        with pytest.raises(SourceError, match=r"no split 'validation'.*'train', 'test'"):
+        with pytest.raises(SourceError, match=r"no split 'validation'.*train, test"):
             load_rows(str(path), split="validation")
-    elif kind == "folder":
+    else:
         for place, name in enumerate("ab"):
             table.select([place]).to_parquet(path / f"{name}.parquet")
-    else:
-        table.save_to_disk(tmp_path / "saved")
-        path = next((tmp_path / "saved").glob("*.arrow"))
     assert list(load_rows(str(path))) == ROWS
 
 
@@ -87,19 +81,6 @@ PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
 }
 
 
-def test_files_of_the_examples_name_the_command_that_makes_them() -> None:
-    made = command_for("data/math/test.parquet").split()
-    assert made[3:] == "math-level3to5 data/math/test.parquet --split test --no-benchmarks".split()
-    for preset in load_presets().values():
-        for split, out in preset.out.items():
-            options = prepare.build_parser().parse_args(command_for(Path(out)).split()[3:])
-            _, chosen = prepare.choose(options)
-            assert (chosen.hub, chosen.split, str(options.out)) == (preset.hub, split, out)
-    assert "SOURCE mine.parquet" in command_for("mine.parquet")
-    for source, name in (("openai/gsm8k", "gsm8k"), ("gsm8k", "gsm8k"), ("a/b", "a/b")):
-        assert f"prepare {name} OUT.parquet" in command_for(source)
-
-
 @pytest.mark.parametrize("name", load_presets())
 def test_presets(name: str) -> None:
     row, text, answer, level = PRESET_ROWS[name]
@@ -108,39 +89,22 @@ def test_presets(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "message"),
+    ("name", "content"),
     [
-        ("math-train", {"problem": "Q?", "solution": "7"}, "no .*boxed"),
-        ("gsm8k", {"question": "Q?", "answer": "7"}, "no '####'"),
-        ("dapo-math-17k", {"prompt": [{"role": "user", "content": "Q?"}]}, "before the question"),
+        ("a.txt", "x"),
+        ("a.jsonl", '{"problem": "1"'),
+        ("d.jsonl", '{"problem": "1"}\n\n[1, 2]\n'),
+        ("a.csv", "question,answer\n"),
+        ("b.csv", "question,answer\nWhere?\n"),
+        ("c.csv", "question,answer,answer\nWhere?,1,2\n"),
+        ("d.csv", '"question";"answer"\n"Where?";"1"\n'),
+        ("b.jsonl", '{"problem": "\udcff"}\n'),
     ],
 )
-def test_rows_that_a_preset_does_not_fit(name: str, row: dict[str, Any], message: str) -> None:
-    with pytest.raises(QuestionError, match=message):
-        to_question(row, load_presets()[name], name, "train")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("no", None, "neither a file, nor a folder, nor a known name"),
-        ("a.txt", "x", "known are files ending in .parquet"),
-        ("a.jsonl", '{"problem": "1"', "line 1: broken JSON"),
-        ("d.jsonl", '{"problem": "1"}\n\n[1, 2]\n', "line 3: no JSON object"),
-        ("e.jsonl", "", "an empty file"),
-        ("a.csv", "question,answer\n", "an empty file"),
-        ("b.csv", "question,answer\nWhere?\n", "row 0 has not as many columns"),
-        ("c.csv", "question,answer,answer\nWhere?,1,2\n", "two columns are called answer"),
-        ("d.csv", '"question";"answer"\n"Where?";"1"\n', "broken csv"),
-        ("b.jsonl", '{"problem": "\udcff"}\n', "is not UTF-8 text"),
-        ("a.parquet", "x", "local data cannot be loaded"),
-    ],
-)
-def test_unreadable_sources(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+def test_a_broken_file_is_refused(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
-    if content is not None:
-        path.write_text(content, errors="surrogateescape")
-    with pytest.raises(SourceError, match=message) as caught:
+    path.write_text(content, errors="surrogateescape")
+    with pytest.raises(SourceError) as caught:
         load_rows(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -165,14 +129,14 @@ def test_a_folder_with_splits_gives_the_requested_one(tmp_path: Path) -> None:
     for name, table in rows.items():
         assert list(load_rows(str(tmp_path / "main"), split=name)) == table
         assert list(load_rows(str(tmp_path), "main", name)) == table
-    with pytest.raises(SourceError, match=r"no file of the split 'validation' .*test, train"):
+    with pytest.raises(SourceError, match=r"no split 'validation'.*train, test"):
         load_rows(str(tmp_path / "main"), split="validation")
     with pytest.raises(SourceError, match="several folders"):
         load_rows(str(tmp_path))
     (tmp_path / "main" / "dataset_infos.json").write_text("{}")
     assert list(load_rows(str(tmp_path / "main"), split="test")) == rows["test"]
     (tmp_path / "main" / "more.jsonl").write_text('{"question": "?", "answer": "1"}')
-    with pytest.raises(SourceError, match=r"\.parquet, \.jsonl\. Name one"):
+    with pytest.raises(SourceError, match="Name one"):
         load_rows(str(tmp_path / "main"), split="test")
 
 
@@ -201,13 +165,6 @@ def test_values_of_json_and_of_single_precision_stay_what_they_are(tmp_path: Pat
     assert load_rows(str(tmp_path / "q.parquet"))[0]["answer"] == "0.1"
 
 
-def test_records_of_json_have_fields(tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text('{"a": {"b": 1}}\n{"a": {"c": {"d": 2}}, "e": null}\n')
-    rows = load_rows(str(tmp_path / "q.jsonl"))
-    assert column_names(rows) == ["a", "a.b", "a.c", "a.c.d", "e"]
-    assert rows[0] == {"a": {"b": 1}, "e": None}
-
-
 @pytest.mark.parametrize(
     ("value", "answers"),
     [
@@ -226,22 +183,3 @@ def test_only_texts_and_numbers_are_answers(value: Any, answers: tuple[str, ...]
     columns = complete(Columns(), row, "s")
     with nullcontext() if answers else pytest.raises(QuestionError):
         assert to_question(row, columns, "s", "train").answers == answers
-
-
-@pytest.mark.parametrize(
-    "value", [{"role": "user", "content": "Q?"}, ["Q?", "R?"], [["Q?"]], b"Q?", None, 0.0]
-)
-def test_only_texts_and_chats_are_questions(value: Any) -> None:
-    row = {"a.b": value, "answer": "1"}  # a name may have a dot
-    with nullcontext() if value == 0 else pytest.raises(QuestionError):
-        columns = complete(Columns(text="a.b"), row, "s")
-        assert to_question(row, columns, "s", "train").text == "0"
-
-
-def test_an_empty_folder_and_equal_benchmarks(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no file ending in"):
-        load_rows(str(tmp_path))
-    path = tmp_path / "b.jsonl"
-    path.write_text(json.dumps({"question": "Q?"}) + "\n")
-    with pytest.raises(SourceError, match="two benchmarks are called b"):
-        prepare.load_benchmarks([str(path), f"b={path}"])

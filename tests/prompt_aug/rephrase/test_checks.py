@@ -1,6 +1,5 @@
 """Checks of a candidate: known values, known pairs, one fault at a time, random edits."""
 
-import doctest
 import random
 import re
 from collections import Counter, defaultdict
@@ -16,11 +15,10 @@ from prompt_aug.base.files import read_lines
 from prompt_aug.rephrase import check, checks
 from prompt_aug.rephrase.reading import numbers, read
 
-FOLDER = Path(__file__).with_name("pairs")
+FOLDER = Path(__file__).parent
 PAIRS = [  # each line is a question with its candidates by kind
     {"set": line["set"], "kind": kind, "question": line["question"], "candidate": candidate}
-    for name in ("first", "edits", "reworded")
-    for line in read_lines(FOLDER / f"{name}.jsonl")
+    for line in read_lines(FOLDER / "pairs.jsonl")
     for kind, candidate in line["candidates"]
 ]
 MAY_BE_REJECTED = {"word": 0.05, "math": 0.1}  # share of the good pairs
@@ -49,16 +47,6 @@ MAY_BE_DOUBTFUL, MAY_BE_ACCEPTED = 0.2, 0.02  # of the good ones, and of those w
 )
 def test_the_values_of_a_text(text: str, expected: list[Fraction]) -> None:
     assert sorted(number.value for number in numbers(read(text))) == expected
-
-
-@pytest.mark.parametrize("text", ["both of them", "step 3 of the plan", "one way", "once"])
-def test_a_number_that_names_or_joins_is_soft(text: str) -> None:
-    assert [number.soft for number in numbers(read(text))] == [True]
-
-
-def test_a_number_of_more_than_200_digits_is_not_read() -> None:
-    result = numbers(read(f"{'9' * 200} or {'9' * 201}"))
-    assert [number.value for number in result] == [10**200 - 1]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +103,7 @@ TOLD = "Ann, who will have 17 apples, had 12 and purchased 5. What is her number
         (BETTER, {"answers": ["12"]}, "accept", None),
         (QUESTION.replace("buys 5 more", "eats 5 more"), {}, "doubtful", "edit"),
         (BETTER.replace("what number of", "which"), {"siblings": [BETTER]}, "reject", "sibling"),
-        (ADDED, {}, "reject", "extra"),
-        (ADDED, {"allow_extra": True}, "doubtful", "extra"),
+        (ADDED, {}, "doubtful", "numbers"),
         ("1" * 10**6, {}, "reject", "length"),
     ],
 )
@@ -135,13 +122,6 @@ def test_what_is_a_fault_and_what_is_none(case: dict[str, str]) -> None:
     result = check(case["question"], case["faulty"])
     assert result.verdict != "accept"
     assert case["named"] in {reason.filter for reason in result.reasons}
-
-
-def test_another_bracket_is_a_doubt_and_another_digit_a_fault() -> None:
-    question = "Let $P(x) = 4x^3 - 2x^2 + 7x - 1$ and $Q(x) = P(x)^2$. Find $Q(0)$."
-    reworded = r"For \(P(x) = 4x^3 - 2x^2 + 7x - 1\), define \(Q(x) = (P(x))^2\). What is \(Q(0)\)?"
-    assert check(question, reworded).verdict == "doubtful"
-    assert check(question, reworded.replace("))^2", "))^3")).verdict == "reject"
 
 
 def test_a_filter_that_raises_is_a_doubt_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +147,6 @@ def test_no_text_breaks_the_check(text: str) -> None:
     assert check(text, text).verdict == "reject"
     result = check(text, text.replace(" ", ""), [text])
     assert not [reason for reason in result.reasons if reason.filter == "error"]
-
-
-def test_the_readme_says_what_check_says() -> None:
-    readme = Path(checks.__file__).parent / "README.md"
-    result = doctest.testfile(str(readme), module_relative=False)
-    assert (result.failed, result.attempted) == (0, 4)
 
 
 def test_one_edit_of_a_real_question_is_seen(shared_data: Path) -> None:

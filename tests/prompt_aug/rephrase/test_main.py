@@ -19,20 +19,18 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.base.files import read_lines
 from prompt_aug.endpoint.client import Endpoint
-from prompt_aug.rephrase import options
+from prompt_aug.rephrase import pipeline
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.candidates import clean
 
 FIRST = [form.format(name="Ada", a=10, b=30) for form in GOOD]  # good candidates of question 0
 
 
-def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 4)
     assert made.run(rephrase, "--n", "2") == 0
     assert made.run(rephrase, "--n", "3", "--take-doubtful") == 0
     assert made.sent == 4, "there are enough"
     assert made.run(rephrase, "--n", "2") == 0
-    assert "distance alone" in capsys.readouterr().out
     before, after = made.original(), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
@@ -49,32 +47,6 @@ def test_from_questions_to_rephrasings(tmp_path: Path, capsys: pytest.CaptureFix
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
 
 
-@pytest.mark.parametrize("finish", ["length", None])
-def test_half_a_candidate_is_rejected(tmp_path: Path, finish: str | None) -> None:
-    """Also one that an older version stored; `length` and `content_filter` come from a server."""
-    made = Pipeline(tmp_path, 1)
-    assert made.run(rephrase) == 0 and made.written()[0].rephrasings
-    store = Path(f"{made.out}.work") / "answers.jsonl"
-    made.write(str(store), [{**record, "finish": finish} for record in read_lines(store)])
-    assert made.run(rephrase) == 0
-    assert made.sent == 1 and not made.written()[0].rephrasings
-
-
-def test_a_dry_run_sends_nothing_and_prints_what_is_left_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also with stored candidates, which a solver and a judge could be asked about."""
-    made = Pipeline(tmp_path, 6)
-    assert made.run(rephrase, "--dry-run") == 0
-    output = capsys.readouterr().out
-    assert re.search(rf"expected: 6 requests, \d+ \+ {6 * 5 * 256} tokens, unknown price", output)
-    assert re.search(rf"at most: 6 requests, \d+ \+ {6 * 5 * 2048} tokens", output)
-    assert not made.out.exists() and made.sent == 0
-    assert made.run(rephrase) == 0
-    assert made.run(rephrase, "--n", "5", "--solve", "s", "--judge", "j", "--dry-run") == 0
-    assert made.sent == 6
-
-
 @pytest.mark.parametrize(("more", "written"), [([], None), (["--partial"], 2)])
 def test_a_budget_that_is_reached(
     more: list[str], written: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -86,38 +58,6 @@ def test_a_budget_that_is_reached(
     assert filled == written
 
 
-@pytest.mark.parametrize(
-    ("more", "status", "message"),
-    [
-        (["--limit", "-1"], 2, "--limit=-1"),
-        (["--most", "2", "--n", "3"], 2, "--most=2"),
-        (["--max-cost", "nan"], 2, "--max-cost=nan"),
-        (["--max-cost", "1"], 2, "no price of a model"),
-        (["--timeout", "nan"], 2, "--timeout"),
-        (["--base-url", "localhost:8000"], 2, "--base-url=localhost:8000"),
-        (["--from", "BINARY"], 1, "no candidate of a question"),
-        (["--from", "nothing.jsonl"], 1, "--from=nothing.jsonl"),
-        (["--against", "nothing.parquet"], 1, "nothing.parquet"),
-        (["--offline", "--solve", "m"], 2, "--solve"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_before_anything_is_sent(
-    more: list[str], status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Pipeline(tmp_path, 1)
-    (tmp_path / "BINARY").write_bytes(b"\xff\xfe{")
-    more = [str(tmp_path / word) if word == "BINARY" else word for word in more]
-    assert made.run(rephrase, *more) == status
-    assert not made.out.exists()
-    made.out = tmp_path
-    assert made.run(rephrase) == 2, "a folder is no output"
-    assert made.sent == 0
-    stderr = capsys.readouterr().err.splitlines()  # on a slow machine also progress
-    first, second = (line for line in stderr if not line.endswith("so far"))
-    assert message in first
-    assert "OUT=" in second
-
-
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 1)
     bench = made.write("bench.jsonl", [{"question": FIRST[0]}])
@@ -125,20 +65,6 @@ def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> 
     listed = made.candidates()
     assert [c["verdict"] for c in listed][:3] == ["reject", "accept", "accept"]
     assert listed[0]["reasons"][0]["filter"] == "overlap"
-
-
-@pytest.mark.parametrize(
-    ("raw", "text"),
-    [
-        ("Rephrased: How many?", "How many?"),
-        ('"How many?"', "How many?"),
-        ("<think>I could say it so.</think>\n\nHow many?", "How many?"),
-        ("How many?\n\nQuestion: What else?\nRephrased: x", "How many?"),
-        ("Rephrased: $ x $ is what?", "$ x $ is what?"),
-    ],
-)
-def test_an_answer_is_cleaned_of_what_is_no_question(raw: str, text: str) -> None:
-    assert clean(raw) == text
 
 
 def slowly(delay: float) -> Callable[[int, dict[str, Any]], Reply]:
@@ -195,7 +121,7 @@ def test_a_solver_finds_what_the_filters_missed_and_a_stop_loses_none_of_it(
 ) -> None:
     """With the filters blind, the edited candidate (sample 3) is left to the solver."""
     made = Pipeline(tmp_path, 3)
-    for name in ("compare_numbers", "compare_formulas", "compare_words", "added_quantity"):
+    for name in ("compare_numbers", "compare_formulas", "compare_words"):
         monkeypatch.setattr(f"prompt_aug.rephrase.checks.{name}", lambda *_: iter(()))
     assert made.run(arithmetic, "--solve", "m", "--n", "3") == 0
     listed = made.candidates()
@@ -204,7 +130,6 @@ def test_a_solver_finds_what_the_filters_missed_and_a_stop_loses_none_of_it(
     assert {r["filter"] for c in edited for r in c["reasons"]} == {"solver"}
     good = [c for c in listed if c["source"]["sample"] < 3]
     assert {c["verdict"] for c in good} == {"accept"}
-    assert good[0]["pass_rate"] == {"right": 4, "responses": 4}
     assert good[0]["source"]["solver"]["right"] == 4
     # The budget ends while further candidates are requested: what was paid for counts.
     more = ["--n", "5", "--most", "10", "--partial", "--max-requests", "1"]
@@ -269,7 +194,7 @@ def test_a_failure_of_any_round_or_stage_is_named(
         texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
         return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
 
-    monkeypatch.setattr(options, "Endpoint", partial(Endpoint, per_request=2, retries=0))
+    monkeypatch.setattr(pipeline, "Endpoint", partial(Endpoint, per_request=2, retries=0))
     more = "--n 1 --most 6 --concurrency 1".split()
     assert made.run(script, *more) == 4
     assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
@@ -277,21 +202,6 @@ def test_a_failure_of_any_round_or_stage_is_named(
     assert "times status 500" in capsys.readouterr().err
     assert len(made.written()[1].rephrasings) == 1
     assert made.run(rephrase, *more) == 0, "run again"
-
-
-def test_doubtful_candidates_are_decided_by_the_solver_and_then_the_judge(tmp_path: Path) -> None:
-    made = Pipeline(tmp_path, 1)
-    doubtful = "Ada owns 10 apples and later 30 are bought. Of 10 and 30, how many result at all?"
-    changed = "Ada owns 10 apples. Later some more are bought by her. How many does she own then?"
-    rows = [{"uid": made.original()[0].uid, "text": text} for text in (doubtful, changed)]
-    more = ["--from", made.write("theirs.jsonl", rows), "--take-doubtful"]
-    assert made.run(arithmetic, *more) == 0
-    assert [c["verdict"] for c in made.candidates()] == ["doubtful"] * 2
-    assert len(made.written()[0].rephrasings) == 2
-    assert made.run(arithmetic, *more, "--judge", "j") == 0
-    judged = made.candidates()
-    assert [(c["verdict"], c["path"]) for c in judged] == [("doubtful", "judge")] * 2
-    assert made.written()[0].rephrasings == (), "what a judge doubted is not taken"
 
 
 @pytest.mark.config

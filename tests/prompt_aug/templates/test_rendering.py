@@ -5,6 +5,7 @@ expected strings are written out by hand.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokenizers import LLAMA, deepseek, llama_3, qwen_base, tokenizer
 
+from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
-from prompt_aug.templates import Bank, BankError, Form, Template, load_bank, render
+from prompt_aug.templates import Bank, Form, Template, load_bank, render
 from prompt_aug.templates.rendering import RenderError, tag_opened_twice
 
 QWEN = (
@@ -77,41 +79,6 @@ def test_a_chat_template_without_a_system_role_gets_it_in_the_user_message(
     assert rendered.messages == (("user", "SYS\n\nQ\nStep by step."),)
 
 
-def test_shots_are_turns_of_the_same_template_before_the_question() -> None:
-    shots = (("1 + 1?", "2"), ("3?", "three"))
-    raw = render(FULL, "Q", None, Form(style="raw"), shots=shots).text
-    first, rest = raw.split("\n\n", 1)
-    assert first == "SYS" and rest == "\n\n".join([
-        "1 + 1?\nStep by step.", "<think>\n2", "3?\nStep by step.", "<think>\nthree",
-        "Q\nStep by step.", "<think>\n",
-    ])  # fmt: skip
-    # Without a system role its text opens the first user turn only.
-    folded = render(FULL, "Q", tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>"), shots=shots[:1])
-    assert folded.text == (
-        "<bos><start>user\nSYS\n\n1 + 1?\nStep by step.<end>\n<start>assistant\n<think>\n2<end>\n"
-        "<start>user\nQ\nStep by step.<end>\n<start>model\n<think>\n"
-    )
-    inline = render(FULL, "Q", qwen(), Form(instruction="user"), shots=shots[:1]).messages
-    assert [text.split("\n")[0] for _, text in inline] == ["SYS", "<think>", "SYS"]
-    with pytest.raises(ValueError, match="special token"):
-        render(FULL, "Q", qwen(), shots=(("1?", "<|im_end|>"),))
-
-
-@pytest.mark.parametrize(
-    ("chat", "message"),
-    [
-        ("{% for", r"template fails: \w+: "),
-        ("{{ messages + 1 }}", r"template fails: \w+: "),
-        ("{{ raise_exception('no') }}", r"template fails: \w+: "),
-        ("loses all", "does not show the user message"),
-    ],
-)
-def test_a_chat_template_that_fails_is_refused(chat: str, message: str) -> None:
-    for form in (Form(style="chat"), Form()):
-        with pytest.raises(RenderError, match=rf"augment\.style={form.style}: .* {message}"):
-            render(FULL, "Q", tokenizer(chat, ()), form)
-
-
 def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:
     def twice(bank: Any, made: Any, **form: Any) -> dict[str, str]:
         tags = {n: tag_opened_twice(t, question("Q"), made, Form(**form)) for n, t in bank.items()}
@@ -154,27 +121,6 @@ def test_a_system_prompt_of_the_question_takes_the_templates_place() -> None:
     assert ignored == render(FULL, "Q", qwen())
 
 
-THINKING = "{{ messages[-1].content }}{% if enable_thinking %}THINK{% else %}ANSWER{% endif %}"
-
-
-def test_arguments_reach_the_chat_template_or_are_refused() -> None:
-    made, base = tokenizer(THINKING, ()), FULL.model_copy(update={"system": None})
-    for value, word in ((True, "THINK"), (False, "ANSWER")):
-        form = Form(chat={"enable_thinking": value})
-        assert word in render(base, "Q", made, form).text
-    with pytest.raises(RenderError, match=r"kwargs\.thinking_on=true: .* does not read it"):
-        render(base, "Q", made, Form(chat={"thinking_on": True}))
-    for form, key in (
-        (Form(chat={"enable_thinking": True}), r"data\.apply_chat_template_kwargs={'enable"),
-        (Form(style="chat"), r"recipe\.augment\.style=chat"),
-    ):
-        with pytest.raises(RenderError, match=f"^{key}.*: the tokenizer has no chat template"):
-            render(base, "Q", tokenizer(None, ()), form)
-    for chat, style in (({"tokenize": True}, "auto"), ({"enable_thinking": True}, "raw")):
-        with pytest.raises(BankError, match=r"data\.apply_chat_template_kwargs"):
-            Form(chat=chat, style=style)  # type: ignore[arg-type]
-
-
 def state(made: Any) -> str:
     settings = (made.chat_template, made.init_kwargs, made.special_tokens_map, made.padding_side)
     return repr((*settings, len(made))) + made.backend_tokenizer.to_str()
@@ -199,9 +145,8 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
 
 def test_a_system_prompt_of_the_data_holds_no_role_token() -> None:
     for made, token in ((llama_3(), "<|eot_id|>"), (deepseek(), "<｜User｜>")):
-        for message in ({"system": f"a{token}"}, {"shots": ((f"1?{token}", "1"),)}):
-            with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
-                render(FULL, "Q", made, **message)
+        with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
+            render(FULL, "Q", made, system=f"a{token}")
         render(FULL, "Q", made, Form(system="template"), system=f"a{token}")  # not used
     render(FULL, "Q", qwen_base(tags=True), system="Think in <think>, answer in <answer>.")
 
@@ -240,3 +185,35 @@ def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
     several = prompts.overlong(questions, bank.names, made, len(text) - 1)
     assert [o.uid for o in several] == [q.uid for q in questions[1:]]
+
+
+PUBLISHED = "published_templates.json"
+
+
+@pytest.mark.parametrize(("setting", "bank"), [("strict", None), ("published", PUBLISHED)])
+def test_what_is_written_is_what_is_read(
+    tmp_path: Path, shared_data: Path, setting: str, bank: str | None
+) -> None:
+    section = {"format": setting, "style": "raw", "validation_template": "deepseek-r1"}
+    section |= {"instruction": "user", "system": "template"}
+    source = bank and str(shared_data / bank)
+    prompts = Prompts.from_section(section | {"bank": source})
+    path = tmp_path / "prompts.yaml"
+    prompts.write(path)
+    again = Prompts.read(path)
+    assert again == prompts
+    assert again.form == Form(style="raw", instruction="user", system="template")
+    assert (again.format, again.source) == (setting, source)
+    assert again.validation_template == "deepseek-r1"
+    assert again.to_yaml() == path.read_text(encoding="utf-8")
+    # The file is a bank by itself, so a template is asked for in one way only.
+    assert load_bank(path, setting) == prompts.bank  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(TokenizerError, match="gives no token for '1': its files are lost"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match="no tokenizer can be loaded from"):
+        load_tokenizer(str(tmp_path))

@@ -1,0 +1,132 @@
+"""Likeness of questions by hand and against a slow exact search; pass rates and their band."""
+
+import dataclasses
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prompt_aug.base.files import read_json, write_lines
+from prompt_aug.prepare import __main__ as prepare
+from prompt_aug.prepare.filters import OverlapIndex, grams, near_duplicates, words
+from prompt_aug.questions import Question, from_row, make_question, read_parquet, write_parquet
+
+
+def test_words_by_hand() -> None:
+    assert words("Find $\\dfrac{1}{2} + x^2$.") == ["find", "frac", "1", "2", "+", "x", "^", "2"]
+    assert words("find \\frac12+x^{2}") == ["find", "frac", "12", "+", "x", "^", "2"]
+    assert words("See [asy] draw(A--B); [/asy] it.") == ["see", "it"]
+    assert words("\\left( \\text{if } 3.5 \\right)") == ["if", "3.5"]
+    assert words("$$ {} ...") == []
+
+
+def test_grams_by_hand() -> None:
+    assert grams("a b c d", 3) == {("a", "b", "c"), ("b", "c", "d")}
+    assert grams("a b", 3) == {("a", "b")}
+    assert grams("...", 3) == frozenset()
+
+
+BENCH = "Find the smallest positive integer that is divisible by seven and has digit sum nine"
+
+
+TAIL = "where m and n are relatively prime positive integers. Find m + n."
+COIN = "A fair coin is tossed ten times and the probability that heads come up an even number of "
+CHORD = "Points P and Q lie on a circle of radius five so that the chord between them has length "
+COINS = f"{COIN}times is m/n, {TAIL}"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "score"),
+    [
+        (BENCH.upper() + "!", 1, 1.0),
+        ("Here is a riddle for you, my friend. " + BENCH, 1, 1.0),  # contained
+        # 15 words, 8 8-grams; a change of the last word leaves 7, of the 8th none
+        (BENCH.replace("nine", "eight"), 1, 7 / 8),
+        (BENCH.replace("divisible", "a multiple"), None, 0.0),
+        ("Another question about triangles and their angles in a plane", None, 0.0),
+        ("compute $3+4$", 3, 1.0),
+        ("Compute 3 + 5.", None, 0.0),  # short ones match as a whole
+        (f"{CHORD}m/n, {TAIL}", 2, pytest.approx(0.25, abs=0.25)),  # boilerplate, below the limit
+    ],
+)
+def test_overlap_by_hand(text: str, place: int | None, score: Any) -> None:
+    benchmarks = ["x", BENCH, COINS, "Compute 3 + 4."]
+    match = OverlapIndex({"other": ["nothing like it at all"], "bench": benchmarks}).best(text)
+    if place is None:
+        assert match is None
+    else:
+        assert match is not None
+        assert (match.of, match.index, match.score) == ("bench", place, score)
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.5, 0.8, 1.0])
+@settings(deadline=None)
+@given(texts=st.lists(st.lists(st.sampled_from("abc"), max_size=7).map(" ".join), max_size=9))
+def test_near_duplicates_are_all_found(texts: list[str], limit: float) -> None:
+    slow = set()
+    for i, j in combinations(range(len(texts)), 2):
+        a, b = grams(texts[i], 2), grams(texts[j], 2)
+        if a and b and len(a & b) / len(a | b) >= limit:
+            slow.add((i, j))
+    assert {(i, j) for i, j, _ in near_duplicates(texts, limit, 2)} == slow
+
+
+# Pass rates 0, 0.25, 0.5, 1; the last question was not measured.
+RIGHT = [0, 1, 2, 4]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> list[Question]:
+    """Five questions of two sources in train.parquet, and grades of four as a sweep writes them."""
+    made = [
+        make_question(
+            text=f"What is {i} + 1?",
+            answers=(str(i + 1), f"{i + 1}.0"),
+            source="even" if i % 2 == 0 else "odd",
+            rephrasings=[f"Add 1 to {i}."],
+            level=i,
+        )
+        for i in range(5)
+    ]
+    row = {"tests": [1]}
+    own = {"data_source": "odd", "reward_model": {"ground_truth": "9"}, **row}
+    own["prompt"] = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "8+1?"}]
+    made[1] = dataclasses.replace(from_row(own), split="train")
+    write_parquet(made, tmp_path / "train.parquet")
+    lines: list[dict[str, Any]] = [{"grader": "x", "model": {}}]
+    for question, right in zip(made, RIGHT, strict=False):
+        lines += [{"uid": question.uid, "sample": i, "correct": i < right} for i in range(4)]
+    write_lines(tmp_path / "toy" / "grades.jsonl", lines)
+    return made
+
+
+def run(folder: Path, *options: str) -> int:
+    paths = [str(folder / name) for name in ("train.parquet", "band.parquet")]
+    return prepare.main([*paths, "--no-benchmarks", *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ([], [0.0, 0.25, 0.5, 1.0, None]),
+        (["--keep", "0.25", "0.5"], [0.25, 0.5]),  # both ends belong to the band
+        (["--keep", "0.3", "1"], [0.5, 1.0]),
+    ],
+)
+def test_the_band_and_what_is_recorded(
+    questions: list[Question], tmp_path: Path, options: list[str], rates: list[float | None]
+) -> None:
+    assert run(tmp_path, "--pass-rates", str(tmp_path / "toy"), *options) == 0
+    kept = read_parquet(tmp_path / "band.parquet")
+    assert [q.pass_rate for q in kept] == rates
+    for question in kept:  # source, system prompt, rephrasings, level and columns are kept
+        (same,) = [q for q in questions if q.uid == question.uid]
+        assert dataclasses.replace(question, pass_rate=None) == same
+    manifest = read_json(tmp_path / "band.parquet.manifest.json")
+    refused = [r["row"] for r in manifest["refused_rows"] if r["reason"] == "pass_rate"]
+    assert len(refused) == 5 - len(rates) == manifest["refused"]["pass_rate"]
+    assert manifest["kept"] == len(rates)
+    assert ("keep" in manifest) and (manifest["keep"] is None) == (not options)
