@@ -21,16 +21,6 @@ def test_the_epochs_that_all_questions_have_are_read(tmp_path: Path) -> None:
     assert replay.without_signal(rates).tolist() == [[True, False], [True, False]]
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"7": []}', '{"7": [0.5, 1.5]}'])
-def test_other_files_are_rejected(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rates.json"
-    path.write_text(content)
-    assert replay.main([str(path)]) != 0
-    assert str(path) in capsys.readouterr().err
-
-
 def test_the_recorded_epoch_of_a_step() -> None:
     # Three questions, two epochs, batches of two: groups 0 and 1, 2 and 3, 4 and 5.
     assert replay.epochs_of(np.zeros((3, 2)), 2) == [0, 0, 1]

@@ -204,23 +204,6 @@ def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -
         export.choose_dtype(half, source, None)
 
 
-def test_steps_that_are_not_there_are_refused(
-    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path)
-    assert export.main([str(run), "--steps", "2,3"]) == 1
-    assert "no whole checkpoint of the steps [3]: [0, 2, 4]" in capsys.readouterr().err
-    assert converted == []
-
-
-def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    export.export_start(run, {"actor_rollout_ref": {"model": {"path": "Qwen/Qwen2.5-Math-1.5B"}}})
-    assert manifest(run, 0)["model_path"] == "Qwen/Qwen2.5-Math-1.5B"
-    with pytest.raises(export.ExportError, match="the start model /nowhere/model is not there"):
-        export.export_start(run, {"actor_rollout_ref": {"model": {"path": "/nowhere/model"}}})
-
-
 def test_two_exports_exclude_each_other_by_step_and_not_the_training(
     tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
