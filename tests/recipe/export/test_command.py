@@ -58,12 +58,11 @@ def shard_of(run: Path, step: int) -> Path:
 
 
 def copy_weights(source: Path, target: Path, dtype: str, world_size: int, lora: object) -> int:
-    """The stand-in for merging and verifying: refuses what says "damaged", fails at "odd"."""
+    """The stand-in for merging and verifying: refuses what says "damaged"."""
     text = read_shard(source / "model_world_size_1_rank_0.pt")
     (target / "model.safetensors").write_text(f"{text} as {dtype}")
     if text == "damaged":
         raise export.ExportError("the shard is damaged")
-    assert text != "odd", "as the merger's own checks do"
     return 7
 
 
@@ -145,9 +144,7 @@ def one_byte(shard: Path) -> None:
     ("change", "message", "tried"),
     [
         (lambda shard: write_shard(shard, "damaged"), "step 2: the shard is damaged", True),
-        (lambda shard: write_shard(shard, "odd"), "step 2: AssertionError: as the merger's", True),
         (one_byte, "differs from its checksum", False),
-        (written("fsdp_config.json", "{}"), "json is missing or cut: the checkpoint is", False),
         (written("fsdp_config.json", '{"world_size": 2}'), "size_2_rank_0.pt is missing", False),
         (written("model_world_size_1_rank_0.pt", "PK"), "rank_0.pt is cut: the", False),
         (

@@ -107,15 +107,6 @@ def test_long_questions_are_dropped_and_named(config: Any, tmp_path: Path) -> No
     assert dropped["uid"] == long.uid and dropped["length"] > 5000
 
 
-def test_own_system_prompts_do_not_replace_several_templates(config: Any, tmp_path: Path) -> None:
-    rows = [dataclasses.replace(question(f"{n}?"), system="S") for n in range(40)]
-    path = written(tmp_path / "a.parquet", rows)
-    with pytest.raises(ConfigError, match=r"data\.train_files: 40 .*recipe\.augment\.system"):
-        prepare(config, [path])
-    config.recipe.augment.system = "template"
-    prepare(config, [path], system="template")
-
-
 def test_questions_that_changed_since_the_first_step_are_refused(
     config: Any, tmp_path: Path
 ) -> None:

@@ -221,8 +221,6 @@ def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
     [
         (ASYNC, 1),
         (f"{ASYNC} {{C}}.rollout_is=token", 0),
-        (f"{ASYNC} {RS}token_k1", 0),
-        (f"{ASYNC} {{C}}.bypass_mode=true", 0),
         ("", 0),
     ],
 )
