@@ -8,11 +8,9 @@ benchmarks.yaml has those with a name. A user's own is a yaml file of its own, N
     text, answer   columns (default: the usual names);  level: a column of difficulty
     answer_from    the answer is the text after the last occurrence of this string
     options        columns of wrong options: a multiple-choice question, graded by its letter
-    choices        column of {text, label} (ARC) or of a list (MMLU): all options in their order;
-                   `answer` has the label, or the place from 0
     template       template of its questions; overrides the evaluation's template
     tolerance      relative error at which a number is right, if the gold is a decimal number
-    samples        per question when sampling (default: its rows); greedy decoding takes one per row
+    samples        per question when sampling (default: its rows); greedy decoding takes one
     sha256         digest of all questions and answers, in any order; other content is rejected
     copies         digests of other complete copies, by their source
     licence        as its owners state it
@@ -76,7 +74,6 @@ class Benchmark(Record):
     level: Text | None = None
     answer_from: Text | None = None
     options: Several[Text] = ()
-    choices: Text | None = None
     template: Text | None = None
     tolerance: Part | None = None
     samples: Samples = 1
@@ -88,10 +85,8 @@ class Benchmark(Record):
     def _consistent(self) -> "Benchmark":
         if (self.hub is None) == (self.file is None):
             raise ValueError("give one of hub and file")
-        if (self.options or self.choices) and not self.answer:
-            raise ValueError("options and choices need the column of the answer")
-        if self.options and self.choices:
-            raise ValueError("give one of options and choices")
+        if self.options and not self.answer:
+            raise ValueError("options need the column of the answer")
         return self
 
     def digests(self, *, local: bool) -> set[str]:
@@ -153,8 +148,8 @@ def load(
 ) -> LoadedBenchmark:
     """Read a benchmark, check its size and content, and take its first `max_questions`.
 
-    Samples per question: those of the request, else `samples`, else the rows of a question or, when
-    sampling, the benchmark's own number if it is larger.
+    Samples per question: one if `greedy`, else those of the request, else `samples`, else the rows
+    of a question or the benchmark's own number if it is larger.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
     record = ours = known_benchmarks().get(name)
@@ -185,7 +180,7 @@ def load(
             "changed. Use the published file, or another name: --benchmark NAME=PATH"
         )
     kept = tuple(questions[:max_questions])
-    wanted = request.samples or samples or max(repeats, 1 if greedy else benchmark.samples)
+    wanted = 1 if greedy else request.samples or samples or max(repeats, benchmark.samples)
     if len(rows) > len(questions):
         print(
             f"note: {name}: {len(rows)} rows hold {len(questions)} questions. Repeated rows count "
@@ -223,11 +218,11 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
 
 def _of_copy(benchmark: Benchmark, names: Collection[str]) -> Benchmark:
     """Return the record of a known benchmark for a local copy, which may have other columns."""
-    named = (benchmark.text, benchmark.answer, benchmark.choices, *benchmark.options)
+    named = (benchmark.text, benchmark.answer, *benchmark.options)
     gone = [] if benchmark.level and has_column(names, benchmark.level) else ["level"]
     options = benchmark.options
     if not all(has_column(names, column) for column in named if column):
-        gone, options = [*gone, "text", "answer", "choices"], ()
+        gone, options = [*gone, "text", "answer"], ()
         gone += ["answer_from"] * _has_verl_columns(names)  # whose golds are final
     return benchmark.model_copy(update={**dict.fromkeys(gone), "options": options})
 
@@ -242,8 +237,7 @@ def _columns(benchmark: Benchmark, names: Collection[str], source: str) -> Colum
     given = Columns(**{key: getattr(benchmark, key) for key in keys})
     if _has_verl_columns(names) and not (given.text or given.answer):
         given = given.model_copy(update=VERL_COLUMNS)
-    options = [("options", column) for column in benchmark.options]
-    others = [*options, ("choices", benchmark.choices)]
+    others = [("options", column) for column in benchmark.options]
     return complete(given, names, source, others=others, remedy=IN_YAML)
 
 
@@ -252,36 +246,13 @@ def _question(
 ) -> Question:
     """Return the question of one row. Raises QuestionError."""
     made = to_question(row, columns, name, "test")
-    if benchmark.options:
-        values = [field_of(row, column) for column in benchmark.options]
-        wrong = [text.strip() for text in answer_texts(values) if text.strip()]
-        shown = multiple_choice(made.text, made.answers[0], wrong)
-    elif benchmark.choices:
-        shown = _with_choices(row, made, benchmark)
-    else:
+    if not benchmark.options:
         return made
-    text, answers, options = shown
+    values = [field_of(row, column) for column in benchmark.options]
+    wrong = [text.strip() for text in answer_texts(values) if text.strip()]
+    text, answers, options = multiple_choice(made.text, made.answers[0], wrong)
     kept = {key: getattr(made, key) for key in ("source", "split", "level", "system", "row")}
     return make_question(text=text, answers=answers, options=options, **kept)
-
-
-def _with_choices(row: Mapping[str, Any], made: Question, benchmark: Benchmark) -> Lettered:
-    column, answer = field_of(row, str(benchmark.choices)), made.answers[0]
-    if isinstance(column, list):
-        column = {"text": column, "label": range(len(column))}
-    if not isinstance(column, dict) or not {"text", "label"} <= set(column):
-        raise QuestionError(
-            f"choices={benchmark.choices}: the column has neither a list nor text and label. Name "
-            "another column."
-        )
-    options = tuple(option.strip() for option in answer_texts(column["text"]))
-    labels = list(answer_texts(column["label"]))
-    if answer not in labels or not len(labels) == len(options) <= len(LETTERS):
-        raise QuestionError(
-            f"{benchmark.answer}={answer} is not one of the labels {labels} of {len(options)} "
-            "options"
-        )
-    return lettered(made.text, options), (LETTERS[labels.index(answer)],), options
 
 
 def multiple_choice(text: str, right: str, wrong: Sequence[str]) -> Lettered:
@@ -299,12 +270,9 @@ def multiple_choice(text: str, right: str, wrong: Sequence[str]) -> Lettered:
         raise QuestionError(
             f"options: {len(wrong)} wrong ones, or one that equals the right one: {text[:60]!r}"
         )
-    return lettered(text, options), (LETTERS[options.index(right)],), tuple(options)
-
-
-def lettered(text: str, options: Sequence[str]) -> str:
     listing = "\n".join(f"({LETTERS[i]}) {option}" for i, option in enumerate(options))
-    return f"{text}\n{listing}\nAnswer with the letter of the right option."
+    shown = f"{text}\n{listing}\nAnswer with the letter of the right option."
+    return shown, (LETTERS[options.index(right)],), tuple(options)
 
 
 def content_digest(questions: Sequence[Question]) -> str:

@@ -18,7 +18,7 @@ from eval import EvaluationError
 from eval.command import add_settings, path, run_command
 from eval.metrics import Difference, Estimate, of_means, over_questions, paired
 from eval.report.answers import archive
-from eval.report.data import CheckpointRow, RunData, asked, collect, question_means
+from eval.report.data import CheckpointRow, RunData, collect, question_means
 from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
 from eval.score import Scored, require_one_grader
@@ -98,7 +98,7 @@ def answered(a: Side, b: Side) -> list[Answered]:
     require_one_grader({f"{s.name}/{n}": s.benchmarks[n]["grader"] for s in (a, b) for n in names})
     questions = []
     for name in names:
-        changed = differences(asked(a.benchmarks[name]), asked(b.benchmarks[name]))
+        changed = differences(a.benchmarks[name]["settings"], b.benchmarks[name]["settings"])
         if changes := [line for line in changed if line.startswith(SAME)]:
             raise EvaluationError(
                 f"{name}: the two were asked other questions or graded differently "
@@ -120,7 +120,7 @@ def notes_of(a: Side, b: Side) -> list[str]:
     """Return what differs between the two evaluations, and what is left out."""
     in_a, in_b, names = set(a.benchmarks), set(b.benchmarks), shared_benchmarks(a, b)
     pairs = {"": (a.record["settings"], b.record["settings"])}
-    pairs |= {f"{n}: ": (asked(a.benchmarks[n]), asked(b.benchmarks[n])) for n in names}
+    pairs |= {f"{n}: ": (a.benchmarks[n]["settings"], b.benchmarks[n]["settings"]) for n in names}
     notes = [f"{of}settings differ: {d}" for of, pair in pairs.items() for d in differences(*pair)]
     for place, listed in (
         ("only in A", in_a - in_b),

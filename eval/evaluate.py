@@ -27,8 +27,6 @@ from prompt_aug.templates import Bank, Template
 from prompt_aug.verifiers import verifier_row, verifiers_of
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
-REPEATED = 64  # questions whose greedy response is repeated
-
 
 @dataclass(frozen=True)
 class Item:
@@ -39,11 +37,6 @@ class Item:
     evaluation: EvaluationFolder
     template: Template
     identity: Mapping[str, Any]  # the settings of its scores, apart from the model and the grader
-
-    @property
-    def once(self) -> dict[str, Any]:
-        """The settings of its scores if repeated greedy responses are equal."""
-        return {**self.identity, "samples": 1, "samples_requested": self.benchmark.samples}
 
     @property
     def folder(self) -> BenchmarkFolder:
@@ -59,7 +52,7 @@ class Item:
             entry = read_json(self.folder.scores)
             return (
                 (entry["model"], entry["grader"]) == (self.checkpoint.identity, VERSION)
-                and entry["settings"] in (self.identity, self.once)
+                and entry["settings"] == self.identity
                 and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
             )
         except (FileError, KeyError):
@@ -156,10 +149,10 @@ class Evaluation:
                 rendered = self._render_all(checkpoint, session.tokenizer(checkpoint))
                 questions = self._questions(item, rendered)
                 write_lines(item.folder.questions, questions)
-                samples, settings = self._sample(item, questions, rendered, session)
+                samples = self._sample(item, questions, rendered, session)
                 score_benchmark(
                     item.folder, checkpoint.identity, item.template, questions, samples,
-                    settings=settings, path=item.benchmark.path,
+                    settings=item.identity, path=item.benchmark.path,
                 )  # fmt: skip
             return combine(item.evaluation, checkpoint.step, checkpoint.model, checkpoint.identity)
 
@@ -179,40 +172,18 @@ class Evaluation:
         questions: Sequence[Mapping[str, Any]],
         rendered: Rendered,
         session: Session | Server,
-    ) -> tuple[Mapping[SampleKey, Sample], Mapping[str, Any]]:
-        """Generate the missing samples; return all and the settings of their scores.
-
-        Greedy decoding repeats the first `REPEATED` questions, and the others only if a response
-        differs: the engine is then not deterministic.
-        """
-        name, wanted = item.benchmark.name, item.benchmark.samples
-        files, prompts = SampleFiles(item.folder, item.checkpoint.identity), rendered.prompts[name]
-
-        def complete(counts: Sequence[int]) -> dict[SampleKey, Sample]:
+    ) -> Mapping[SampleKey, Sample]:
+        """Generate the missing samples; return all."""
+        prompts = rendered.prompts[item.benchmark.name]
+        files = SampleFiles(item.folder, item.checkpoint.identity)
+        made = files.load()
+        every = requests(questions, prompts, item.benchmark.samples)
+        if missing := [request for request in every if request.key not in made]:
+            ids = [prompt.ids for prompt in prompts]
+            engine = session.engine_for(item.checkpoint, rendered.kind, rendered.context, ids)
+            files.generate(engine, missing)
             made = files.load()
-            every = requests(questions, prompts, counts)
-            if missing := [request for request in every if request.key not in made]:
-                ids = [prompt.ids for prompt in prompts]
-                kind, context = rendered.kind, rendered.context
-                engine = session.engine_for(item.checkpoint, kind, context, ids)
-                files.generate(engine, missing)
-                made = files.load()
-            return made
-
-        if self.settings.greedy and wanted > 1:
-            made = complete([2 if number < REPEATED else 1 for number in range(len(questions))])
-            equal = [
-                sample["response"] == made[uid, prompt, 0]["response"]
-                for (uid, prompt, number), sample in made.items()
-                if number == 1 and (uid, prompt, 0) in made
-            ]
-            print(
-                f"note: {name}: {sum(equal)} of {len(equal)} repeated greedy responses are equal: "
-                f"{1 if all(equal) else wanted} of {wanted} samples of a question are made"
-            )
-            if all(equal):
-                return made, item.once
-        return complete([wanted] * len(questions)), item.identity
+        return made
 
     def _questions(self, item: Item, rendered: Rendered) -> list[dict[str, Any]]:
         """Return the lines of questions.jsonl; those of a verifier's data source have their row."""
@@ -266,12 +237,12 @@ class Evaluation:
 
 
 def requests(
-    questions: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], counts: Sequence[int]
+    questions: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], samples: int
 ) -> list[Request]:
-    """Return the requests of the first `counts` samples of each asked question, each once."""
+    """Return the requests of the first `samples` samples of each asked question, each once."""
     unique: dict[SampleKey, Request] = {}
     for index, (line, prompt) in enumerate(zip(questions, prompts, strict=True)):
-        for sample in range(counts[index] if line["asked"] else 0):
+        for sample in range(samples if line["asked"] else 0):
             request = Request(
                 question=index,
                 key=question_key(line, sample),

@@ -115,29 +115,16 @@ def over_questions(estimates: Sequence[Estimate]) -> Estimate:
     return over_benchmarks(estimates, [estimate.questions for estimate in estimates])
 
 
-def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> NDArray[np.int64]:  # noqa: N803
-    r"""Return a two-level bootstrap: draw questions with replacement, then the samples of each.
+def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> FloatArray:  # noqa: N803
+    """Return the accuracy of each draw of a two-level bootstrap.
 
-    Row b, column c: how many of the Q questions of draw b have c right of n. A drawn question has
-    count c with probability
-
-    .. math:: P(c) = \frac{1}{Q} \sum_q \mathrm{Binomial}(n, c_q / n)(c)
-
-    and the Q questions of a draw are independent, so the row is Multinomial(Q, P). This is exactly
-    the distribution of drawing Q x n samples one by one.
+    A draw takes Q questions with replacement, then n samples of each with replacement. Of a
+    question with c right samples, Binomial(n, c / n) of those n are right.
     """
     right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
-    counts = np.arange(samples + 1)
-    # Binomial(n, c / n) at 0 ... n in a row for each c, by logarithms, which do not overflow.
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
-    choose = logs[samples] - logs[counts] - logs[samples - counts]
-    counted, times = np.unique(right, return_counts=True)  # few, where `samples` may be thousands
-    table = (counted[:, None] == counts).astype(float)  # 0 and n right stay as they are
-    inner = (counted > 0) & (counted < samples)
-    p = counted[inner, None] / samples
-    table[inner] = np.exp(choose + counts * np.log(p) + (samples - counts) * np.log1p(-p))
-    chance = times / right.size @ table
-    return np.random.default_rng(seed).multinomial(right.size, chance / chance.sum(), size=draws)
+    rng = np.random.default_rng(seed)
+    drawn = right[rng.integers(right.size, size=(draws, right.size))]
+    return rng.binomial(samples, drawn / samples).mean(axis=1) / samples
 
 
 def accuracy_interval(correct_Qn: ArrayLike, seed: int = 0) -> Interval:  # noqa: N803
@@ -150,8 +137,7 @@ def accuracy_interval(correct_Qn: ArrayLike, seed: int = 0) -> Interval:  # noqa
     rate = float(right.mean() / samples)
     if rate in (0.0, 1.0):
         return wilson(rate, right.size)
-    values = resample(correct_Qn, seed) @ (np.arange(samples + 1) / samples) / right.size
-    low, high = np.quantile(values, [0.025, 0.975])
+    low, high = np.quantile(resample(correct_Qn, seed), [0.025, 0.975])
     return float(low), float(high)
 
 

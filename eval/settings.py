@@ -21,7 +21,7 @@ from eval.benchmarks import LoadedBenchmark
 from prompt_aug.base.files import MissingFileError, read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Bank, Form, load_bank
-from prompt_aug.templates.rendering import PLAIN, Style, System, Turn
+from prompt_aug.templates.rendering import Style, System, Turn
 from prompt_aug.typed import Positive, Text, parse_typed
 from recipe.run.evaluation import EvaluationSection, Samples
 from recipe.run.folder import RunFolder, read_config, select
@@ -103,26 +103,18 @@ def presets() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(read_text(Path(__file__).with_name("presets.yaml"))))
 
 
-# Left out of the identity at their defaults: folders of earlier evaluations keep their names.
-ADDED = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt")
-
-
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
     """Return everything that can change a response, except the model and the questions.
 
-    The number of samples is not part of it, because a sample's seed does not depend on it. Form
-    settings and those of `ADDED` with their default value are left out.
+    The number of samples is not part of it, because a sample's seed does not depend on it.
     """
-    plain, form = Settings(), dataclasses.asdict(settings.form)
-    keys = ("temperature", "top_p", "max_tokens", "seed", "dtype", "max_model_len")
-    added = [key for key in ADDED if getattr(settings, key) != getattr(plain, key)]
+    keys = (*SAMPLING, "stop", "system_prompt", "max_tokens", "seed", "dtype", "max_model_len")
     return {
         "template": settings.template,
-        "style": settings.style,
-        **{key: value for key, value in form.items() if value != getattr(PLAIN, key)},
+        **dataclasses.asdict(settings.form),
         "template_sha256": _digest(template),
         **{key: getattr(settings, key) for key in keys},
-        **{key: list(settings.stop) if key == "stop" else getattr(settings, key) for key in added},
+        "stop": list(settings.stop),
     }
 
 

@@ -22,7 +22,7 @@ from eval.endpoint import APIS, CHAT, NoTokenizer, Server, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.session import Session
-from eval.settings import ADDED, Settings, differences, from_run, presets
+from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
@@ -36,6 +36,8 @@ from recipe.run.evaluation import DType
 from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0
+# A preset sets these to their defaults, whatever the run has.
+PRESET_RESETS = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt")
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
 
 
@@ -114,7 +116,7 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     settings = Settings() if run is None else from_run(run)
     requests = list(settings.benchmarks)
     if options.preset is not None:
-        plain = {key: getattr(Settings(), key) for key in ADDED}
+        plain = {key: getattr(Settings(), key) for key in PRESET_RESETS}
         settings = settings.replaced(**plain | presets()[options.preset])
         requests = [request.model_copy(update={"template": None}) for request in requests]
     given = {k: v for k, v in vars(options).items() if k in Settings.model_fields and v is not None}

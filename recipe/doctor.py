@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.places import nearest, unwritable
@@ -203,7 +203,6 @@ def temporary_folder() -> Path:
 
 # ------------------------------------------------------------------------- slow checks
 
-EVERY = 15.0  # seconds without a line, at most
 ANSWER_MARK = "recipe.doctor answer: "
 # Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately.
 PROGRAMS = {
@@ -218,6 +217,7 @@ answer = {
 }
 """,
     "import vllm and its plug-in": """
+import contextlib
 import importlib.metadata
 for point in importlib.metadata.entry_points(group="vllm.general_plugins"):
     point.load()()
@@ -250,46 +250,29 @@ def expected(cpu: bool) -> dict[str, object]:
     return {"platform": "cpu", **on_cpu} if cpu else {"platform": "cuda"}
 
 
-Started = tuple[str, subprocess.Popen[str], IO[str], IO[str]]  # name, process, output, errors
-
-
-def start(name: str, program: str, environment: Mapping[str, str]) -> Started:
-    output, errors = (tempfile.TemporaryFile("w+", errors="replace") for _ in range(2))  # noqa: SIM115
+def program_finding(
+    name: str, program: str, environment: Mapping[str, str], cpu: bool, seconds: float = 180.0
+) -> Finding:
+    """Run a program and return its finding, with its traceback if it failed."""
     program = f"{program}\nimport json\nprint({ANSWER_MARK!r} + json.dumps(answer))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        env=dict(environment),
-        text=True,
-    )
-    return name, process, output, errors
-
-
-def finish(started: Started, cpu: bool, seconds: float = 180.0) -> Finding:
-    """Return the finding of a program, with its traceback if it failed."""
-    name, process, *files = started
-    waited = 0.0
-    while process.poll() is None:
-        if waited >= seconds:
-            process.kill()
-            process.wait()
-            return Finding(name, f"no answer in {seconds:.0f} s", install(cpu))
-        pause = min(seconds - waited, EVERY)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(pause)
-            break
-        waited += pause
-        print(f"     {name}: {waited:.0f} s so far", file=sys.stderr)
-    for file in files:
-        file.seek(0)
-    output, errors = (file.read() for file in files)
-    answers = [line for line in output.split("\n") if line.startswith(ANSWER_MARK)]
-    if process.returncode or not answers:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=dict(environment),
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(name, f"no answer in {seconds:.0f} s", install(cpu))
+    answers = [line for line in done.stdout.split("\n") if line.startswith(ANSWER_MARK)]
+    if done.returncode or not answers:
+        errors = done.stderr
         traceback = errors[max(0, errors.rfind("Traceback (most recent call last)")) :].rstrip()
         end = "\n".join(traceback.split("\n")[-20:])
-        return Finding(name, f"exit code {process.returncode}\n{end}", install(cpu))
+        return Finding(name, f"exit code {done.returncode}\n{end}", install(cpu))
     answer = json.loads(answers[-1].removeprefix(ANSWER_MARK))
     text = ", ".join(f"{key} {value}" for key, value in answer.items())
     wrong = [f"{k} should be {v}" for k, v in expected(cpu).items() if answer.get(k, v) != v]
@@ -305,7 +288,8 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
     cpu = takes_cpu(chosen, gpus)
     variables = {**environment, **({"VERL_PLATFORM": "cpu"} if cpu else {})}
     variables["PYTHONPATH"] = host.python_path(environment.get("PYTHONPATH", ""))
-    started = [start(name, program, variables) for name, program in PROGRAMS.items()]
+    pool = ThreadPoolExecutor(len(PROGRAMS))
+    imports = [pool.submit(program_finding, *item, variables, cpu) for item in PROGRAMS.items()]
     yield python(sys.version_info[:3], cpu)
     system = f"{platform.platform()} {platform.machine()}, {os.cpu_count()} CPUs"
     yield Finding("system", system)
@@ -320,8 +304,8 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
     if (shm := Path("/dev/shm")).is_dir():  # through which new weights are sent to the engine
         remedy = "in a container: start it with --shm-size=2g or --ipc=host"
         yield writable("shared memory", shm, 0.25, remedy, needed=False)
-    for process in started:
-        yield finish(process, cpu)
+    for running in imports:
+        yield running.result()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,11 +10,8 @@ stops the process with a traceback, and `recipe.doctor` imports it separately.
 
 from recipe.patches import (
     cpu,
-    critic_attention,  # noqa: F401  (hooks into verl when imported)
     logprobs,  # noqa: F401  (hooks into verl when imported)
-    lora_weights,  # noqa: F401  (hooks into verl when imported)
-    seeds,  # noqa: F401  (hooks into verl when imported)
-    weight_socket,  # noqa: F401  (hooks into verl when imported)
+    verl,  # noqa: F401  (hooks into verl when imported)
 )
 
 if cpu.requested():

@@ -1,6 +1,25 @@
 # shellcheck shell=bash
 # Sourced by train.sbatch: one Ray cluster over the nodes of the job, before the driver starts.
 
+# Python: wait until NODES nodes have joined the cluster of RAY_ADDRESS, at most SECONDS.
+READY='
+import os, sys, time, ray
+nodes, seconds, alive = int(sys.argv[1]), float(sys.argv[2]), 0
+address, end = os.environ["RAY_ADDRESS"], time.monotonic() + seconds
+while time.monotonic() < end:
+    try:
+        ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+        alive = sum(node["Alive"] for node in ray.nodes())
+    except (ConnectionError, RuntimeError):  # the first node is not up yet
+        alive = 0
+    if alive >= nodes:
+        sys.exit(print(f"Ray has {alive} nodes: {ray.cluster_resources()}"))
+    time.sleep(2)
+sys.exit(f"only {alive} of {nodes} nodes joined Ray at {address} within {seconds:.0f} s: look at the "
+    "lines of srun and ray above; do the nodes reach each other on that port (NETWORK_INTERFACE, "
+    "RAY_PORT in scripts/cluster.env)? READY_SECONDS waits longer")
+'
+
 # start_ray [GPUS]: Ray on every node (without a number it counts them itself); sets RAY_ADDRESS.
 # Its `srun`s end with the job. `python`, `bin` and `runner` are those of site_settings.
 # shellcheck disable=SC2154
@@ -31,7 +50,7 @@ start_ray() {
         --num-cpus="$cpus"
     export RAY_ADDRESS=$head_ip:$port
     echo "Ray: first node $head ($RAY_ADDRESS), ${#hosts[@]} nodes, ${gpus:-all} GPUs each"
-    "${python[@]}" -m recipe.run.ray_ready "${#hosts[@]}" "${READY_SECONDS:-300}" &
+    "${python[@]}" -c "$READY" "${#hosts[@]}" "${READY_SECONDS:-300}" &
     child=$!
     while kill -0 "$child" 2>/dev/null; do
         if lost_node; then

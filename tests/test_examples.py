@@ -275,8 +275,6 @@ def test_settings_are_those_of_the_papers(command: str) -> None:
 
 
 READMES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.rglob("README.md"))]
-# These READMEs train nothing, or with a script.
-NO_TRAINING = ("examples", "toy", "rephrase_math", "published_checkpoints")
 
 
 def trainings(text: str) -> list[tuple[str, ...]]:
@@ -327,28 +325,3 @@ def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:
     check_folders([first, first], tmp_path)
     with pytest.raises(ConfigError, match=r"trainer\.total_training_steps"):
         check_folders([first, (*first, "trainer.total_training_steps=200")], tmp_path)
-
-
-def test_no_readme_is_skipped() -> None:
-    for path in READMES[1:]:
-        assert bool(trainings(path.read_text("utf-8"))) != (path.parent.name in NO_TRAINING), path
-    assert {"prompt_aug", "toy_methods", "lora"} <= {example for example, *_ in TRAININGS}
-    assert any("trainer.nnodes=2" in command for command in TRAININGS)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        ("recipe.augment.mode", "recipe.augment.mdoe", "mdoe"),
-        ("train prompt_aug", "train prompt_agu", "prompt_agu"),
-        ("format_weight=0", "format_weight=0 trainer.v1.trainer_mode=sync", "trainer_mode"),
-        ("format_weight=0", "format_weight=0 data.train_batch_size=100", "train_batch_size"),
-        ("[qwen-math]", "[qwen-math, abel]", "recipe.augment.templates"),
-    ],
-)
-def test_an_outdated_command_fails(old: str, new: str, named: str) -> None:
-    *_, last = fenced_lines((EXAMPLES / "dapo" / "README.md").read_text("utf-8"))
-    assert old in last
-    (command,) = trainings(f"```\n{last.replace(old, new)}\n```\n")
-    with pytest.raises(ConfigError, match=named):
-        launched(command)

@@ -21,21 +21,6 @@ def test_the_epochs_that_all_questions_have_are_read(tmp_path: Path) -> None:
     assert replay.without_signal(rates).tolist() == [[True, False], [True, False]]
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"7": []}', '{"7": [0.5, 1.5]}'])
-def test_other_files_are_rejected(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rates.json"
-    path.write_text(content)
-    assert replay.main([str(path)]) != 0
-    assert str(path) in capsys.readouterr().err
-
-
-def test_the_recorded_epoch_of_a_step() -> None:
-    # Three questions, two epochs, batches of two: groups 0 and 1, 2 and 3, 4 and 5.
-    assert replay.epochs_of(np.zeros((3, 2)), 2) == [0, 0, 1]
-
-
 def test_dynamic_sampling_generates_one_batch_or_the_limit() -> None:
     with_signal = replay.dynamic_sampling(np.array([HALF] * 4), 2, limit=3)
     assert [step["generated"] for step in with_signal] == [2.0] * 8

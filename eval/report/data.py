@@ -174,15 +174,8 @@ def asked_differently(one: Entries, other: Entries) -> list[str]:
         for name, entry in other.items()
         if name not in one
         or one[name].get("order") != entry.get("order")
-        or differences(asked(one[name]), asked(entry))
+        or differences(one[name]["settings"], entry["settings"])
     ]
-
-
-def asked(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an entry with the samples requested; greedy ones are made once."""
-    settings = dict(entry["settings"])
-    settings["samples"] = settings.pop("samples_requested", settings.get("samples"))
-    return settings
 
 
 def question_means(entries: Entries, names: Iterable[str]) -> list[float]:

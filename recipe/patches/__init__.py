@@ -3,12 +3,11 @@
 Each patch closes a gap of verl 0.9.1, vLLM or torch. Its test runs the foreign code without the
 patch and fails when the gap is closed upstream; delete the patch then. `recipe.plugin` loads them
 in every process; a module of verl is patched at its first import.
-tests/recipe/patches/test_list.py lists patches and tests. Subclasses through verl's interfaces
+Subclasses through verl's interfaces
 (trainer, replay buffer, task runner, rollout workers and server, reward and agent loop, model
-merger) are not patches: each lists its overrides in its docstring, and
-tests/recipe/test_overrides.py compares the lists with the code.
+merger) are not patches: each lists its overrides in its docstring.
 
-Four other files change foreign code, and tests/recipe/patches/test_list.py searches for more:
+Four other files change foreign code:
 
 prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project. It
 replaces the two functions with which latex2sympy reads a number, because they call exec and eval

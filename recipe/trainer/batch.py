@@ -21,7 +21,7 @@ from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.order import group_id
 
 NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fields")
-# Every field that a step reads, those of verl's corrections included (recipe.trainer.verl_part).
+# Every field that a step reads, those of `training_signal.apply_corrections` included.
 FIELDS = (
     *NOT_PER_TOKEN,
     *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
@@ -81,7 +81,7 @@ def matrix(column: Any) -> Tensor:
     if isinstance(column, Tensor) and not column.is_nested:
         return column  # all rows have one length
     if not isinstance(column, Tensor):
-        column = torch.nested.as_nested_tensor(list(column), layout=torch.jagged)
+        column = jagged(list(column))
     return column.to_padded_tensor(0)
 
 
@@ -205,5 +205,27 @@ def write(fetched: Fetched, columns: dict[str, Tensor]) -> Any:
 
 def ragged(values: Tensor, lengths: Sequence[int]) -> Tensor:
     """The first `lengths` entries of every row, as a nested tensor."""
-    parts = [row[:length] for row, length in zip(values, lengths, strict=True)]
-    return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    return jagged([row[:length] for row, length in zip(values, lengths, strict=True)])
+
+
+def jagged(parts: Sequence[Tensor]) -> Tensor:
+    return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
+
+
+def rows_of(prompts: Sequence[Tensor], responses: Sequence[Tensor], count: int) -> TensorDict:
+    """Return a batch of `count` rows for verl's workers, filled up with copies of its first row."""
+    pairs = list(zip(prompts, responses, strict=True))
+    pairs += [pairs[0]] * (count - len(pairs))
+    ids = [torch.cat(pair) for pair in pairs]
+    mask = jagged([torch.ones_like(response) for _, response in pairs])
+    return TensorDict(
+        {
+            "prompts": jagged([prompt for prompt, _ in pairs]),
+            "responses": jagged([response for _, response in pairs]),
+            "input_ids": jagged(ids),
+            "position_ids": jagged([torch.arange(len(row)) for row in ids]),
+            "response_mask": mask,
+            "loss_mask": mask,
+        },
+        batch_size=count,
+    )

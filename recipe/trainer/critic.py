@@ -21,39 +21,23 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.trainer.batch import jagged, rows_of
 from recipe.trainer.metrics import values_by_id
 
 
 def rows(prompts: Sequence[Tensor], targets: Sequence[float], size: int) -> TensorDict:
     """Return a batch for verl's critic of `prompts`, padded to a multiple of `size` rows."""
     count = -(-len(prompts) // size) * size
-    filled = [*prompts, *[prompts[0]] * (count - len(prompts))]
-    filler = [torch.zeros(1, dtype=torch.int64)] * count
-
-    def jagged(parts: Sequence[Tensor]) -> Tensor:
-        return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
+    batch = rows_of(prompts, [torch.zeros(1, dtype=torch.int64)] * len(prompts), count)
 
     def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         padded = [*values, *[0] * (count - len(values))]
         return jagged([torch.tensor([value], dtype=dtype) for value in padded])
 
-    ids = [torch.cat([prompt, *filler[:1]]) for prompt in filled]
-    mask = column([1] * len(prompts), torch.int64)
+    batch["response_mask"] = batch["loss_mask"] = column([1] * len(prompts), torch.int64)
     # With values = returns, verl's clipped loss is the plain squared error.
-    returns = column(targets or [0.0] * len(prompts), torch.float32)
-    return TensorDict(
-        {
-            "prompts": jagged(filled),
-            "responses": jagged(filler),
-            "input_ids": jagged(ids),
-            "position_ids": jagged([torch.arange(len(row)) for row in ids]),
-            "response_mask": mask,
-            "loss_mask": mask,
-            "values": returns,
-            "returns": returns,
-        },
-        batch_size=count,
-    )
+    batch["values"] = batch["returns"] = column(targets or [0.0] * len(prompts), torch.float32)
+    return batch
 
 
 class ValueModel:

@@ -1,11 +1,10 @@
 """Log-probabilities of a step's responses under prompts that hold a right answer (SDPO)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
@@ -14,33 +13,10 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
 from prompt_aug.templates.rendering import RenderError
 from recipe.algorithms.sdpo import solutions
-from recipe.trainer.batch import Fetched, numbered
+from recipe.trainer.batch import Fetched, numbered, rows_of
 from recipe.trainer.order import group_id
 
 Forward = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-
-
-def rows(prompts: Sequence[Tensor], responses: Sequence[Tensor], count: int) -> TensorDict:
-    """Return a batch of `count` rows for verl's actor, filled up with copies of its first row."""
-    pairs = list(zip(prompts, responses, strict=True))
-    pairs += [pairs[0]] * (count - len(pairs))
-
-    def jagged(parts: Sequence[Tensor]) -> Tensor:
-        return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
-
-    ids = [torch.cat(pair) for pair in pairs]
-    mask = jagged([torch.ones_like(response) for _, response in pairs])
-    return TensorDict(
-        {
-            "prompts": jagged([prompt for prompt, _ in pairs]),
-            "responses": jagged([response for _, response in pairs]),
-            "input_ids": jagged(ids),
-            "position_ids": jagged([torch.arange(len(row)) for row in ids]),
-            "response_mask": mask,
-            "loss_mask": mask,
-        },
-        batch_size=count,
-    )
 
 
 def forward_of(workers: Any, temperature: float, count: int) -> Forward:
@@ -50,7 +26,7 @@ def forward_of(workers: Any, temperature: float, count: int) -> Forward:
     """
 
     def forward(prompts: list[Tensor], responses: list[Tensor]) -> list[Tensor]:
-        batch = rows(prompts, responses, count)
+        batch = rows_of(prompts, responses, count)
         settings = {"calculate_entropy": False, "compute_loss": False, "no_lora_adapter": False}
         tu.assign_non_tensor(batch, **settings, temperature=temperature)
         found = workers.compute_log_prob(batch)["log_probs"]

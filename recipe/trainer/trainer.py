@@ -1,7 +1,6 @@
 """The trainer: verl's V1 trainers with our advantages, epochs and run folder.
 
-Every subclass of a class of verl lists in its docstring what it overrides, and why;
-tests/recipe/test_overrides.py finds the subclasses and compares the lists with the code.
+Every subclass of a class of verl lists in its docstring what it overrides, and why.
 `recipe.rollout.server` mixes classes into verl's vLLM server. recipe.patches lists all replacements
 of foreign code.
 """
@@ -65,7 +64,7 @@ class RecipeMixin(SavingTrainer):
       _compute_ref_log_prob  the same
       _compute_values        the same; nothing if the critic is PCL's value model
       _update_critic         the same; the value model is trained on pass rates instead
-      _compute_advantage     ours, from one read of the batch; does not call verl's (verl_part.py);
+      _compute_advantage     ours, from one read of the batch; verl's is not called (signal_of);
                              writes rollouts/ into the run folder
       _update_actor          sends fewer columns, as above; counts optimizer steps
       _compute_metrics       adds to the metrics; ends the step (`SavingTrainer.end_step`)

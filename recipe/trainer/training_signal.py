@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
 from recipe.algorithms.compute import compute_advantages, group_of
 from recipe.algorithms.rollouts import RolloutBatch
@@ -17,7 +20,6 @@ from recipe.trainer import metrics as statistics
 from recipe.trainer import records
 from recipe.trainer.order import group_id
 from recipe.trainer.question_stats import QuestionStats
-from recipe.trainer.verl_part import apply_corrections
 
 
 def signal_of(
@@ -73,3 +75,31 @@ def signal_of(
         folder = run_folder.RunFolder(Path(recipe.run_dir))
         run_folder.write_arrays(folder.tensors(step), arrays)
     return rollouts, made.rewards_B, columns
+
+
+def apply_corrections(
+    fetched: batches.Fetched, algorithm: DictConfig, kl_controller: Any, metrics: dict
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return (rewards, mask, columns to write back), all R x T; add verl's metrics to `metrics`.
+
+    These are the other steps of verl's `_compute_advantage`, KL in the reward and rollout
+    correction, by the same functions in the same order on the same rows, padding included.
+    `RecipeTrainer` replaces that method, so that the batch is read and written once.
+    """
+    names = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob")
+    data = DataProto.from_dict({n: fetched.padded[n] for n in names if n in fetched.padded})
+    changed: dict[str, Tensor] = {}
+    rewards = data.batch["token_level_scores"] = data.batch["rm_scores"]
+    if algorithm.use_kl_in_reward:
+        data, kl = apply_kl_penalty(data, kl_controller, algorithm.kl_penalty)
+        metrics.update(kl)
+        rewards = changed["token_level_rewards"] = data.batch["token_level_rewards"]
+    correction = algorithm.get("rollout_correction", None)
+    # In bypass mode the engine's log-probabilities are the old ones: nothing to correct.
+    if correction is not None and "rollout_log_probs" in data.batch and not correction.bypass_mode:
+        data, corrected = compute_rollout_correction_and_add_to_batch(data, correction)
+        metrics.update(corrected)
+        for name in ("response_mask", "rollout_is_weights"):
+            if name in data.batch:
+                changed[name] = data.batch[name]
+    return rewards, data.batch["response_mask"], changed

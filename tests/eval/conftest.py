@@ -36,7 +36,7 @@ def make_benchmark(tmp_path: Path) -> Callable[..., LoadedBenchmark]:
             for i in range(questions)
         ]
         write_parquet(made, path)
-        return load(BenchmarkRequest(name=name, path=str(path), samples=samples), greedy=True)
+        return load(BenchmarkRequest(name=name, path=str(path), samples=samples), greedy=False)
 
     return make
 

@@ -96,33 +96,6 @@ def test_questions_that_picked_a_checkpoint_are_left_out(
     assert "picked by y: its score there is too high" in output and "only in" not in output
 
 
-def test_benchmarks_of_one_side_and_other_settings_are_noted(
-    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with changing(sides[0] / "scores.json") as scores:
-        scores["benchmarks"] = {"x": scores["benchmarks"]["x"]}
-        scores["benchmarks"]["x"]["settings"]["template"] = "t"
-    assert main([*map(str, sides)]) == 0
-    output = capsys.readouterr().out
-    assert "note: only in B: y, z\n" in output and output.count("only in") == 1
-    assert "note: x: settings differ: template: 't' -> None\n" in output
-    assert "Benchmarks" not in output and output.splitlines()[3].split()[:2] == ["x", "4"]
-
-
-def test_a_run_stands_for_its_result_and_one_model_may_have_two_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "grpo"
-    for step in (10, 30, 20):
-        write_checkpoint(run / "eval" / "s", step, {"x": A["x"]})
-    (run / "config.yaml").write_text("{}")
-    assert read_side(run, None).name == "grpo/s/step_30"
-    second = write_checkpoint(run / "eval" / "t", 30, {"x": B["x"]}).root
-    assert main([str(run), str(second), "--settings", "s"]) == 0
-    assert "A: grpo/s/step_30  B: grpo/t/step_30" in capsys.readouterr().out
-    assert main([str(run), str(second), "--settings", "none"]) == 1
-
-
 def test_the_page_holds_the_answers_of_both(
     tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

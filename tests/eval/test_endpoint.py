@@ -123,7 +123,6 @@ def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> No
     ("reply", "count", "error", "message"),
     [
         (Reply({"error": {"message": "no token ids"}}, 400), 50, EndpointError, "no token ids"),
-        (Reply({"choices": None}), 1, EvaluationError, "of question u0: not a completion"),
         (Reply({"error": {"message": "context length"}}, 400), 50, EndpointError, "8 equal fail"),
     ],
 )
@@ -153,7 +152,6 @@ def scores_in(folder: Path) -> dict[str, Any]:
         (Reply({"choices": []}), "no_choices", 0.75),
         (Reply(chat([""], finish="content_filter")), "content_filter", 0.75),
         (Reply({"error": {"message": "prompt is too long"}}, 400), "prompt_too_long", 0.75),
-        (Reply(chat(["3"], finish=None)), "no_finish_reason", 1.0),
         (Reply(chat(["3"], finish="eos_token")), "", 1.0),
     ],
 )

@@ -1,8 +1,6 @@
 """Checks before an engine starts, its parameters, and one engine for all checkpoints."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,6 @@ from eval.engine import (
     Engine,
     Request,
     check_hardware,
-    check_heads,
     precision,
 )
 from eval.session import Session, signature
@@ -80,23 +77,6 @@ def test_a_response_ends_as_in_training_and_a_stop_string_may_be_a_special_token
     assert [p.detokenize for p in sampling] == [False, True]
     ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
     assert all({*ends} <= {*p.stop_token_ids} and not p.skip_special_tokens for p in sampling)
-
-
-def test_heads_that_vllm_does_not_support_on_a_cpu_are_rejected(tmp_path: Path) -> None:
-    for heads in (4, 8):  # of 32 and 16 dimensions
-        shape = {"model_type": "qwen2", "hidden_size": 128, "num_attention_heads": heads}
-        write_json(tmp_path / f"{heads}" / "config.json", shape)
-    check_heads(str(tmp_path / "4"))
-    with pytest.raises(EvaluationError, match=r"--model=.* 16 dimensions, .* 32, 64"):
-        check_heads(str(tmp_path / "8"))
-
-
-@pytest.mark.config  # starts a process
-def test_the_sweep_is_imported_without_torch_and_vllm() -> None:
-    slow = "{'torch', 'vllm', 'transformers'}"
-    program = f"import sys, eval.sweep\nprint(sorted({slow} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 # ------------------------------------------------------------------------- one engine for all

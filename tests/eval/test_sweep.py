@@ -1,5 +1,6 @@
-"""The command: what it rejects, how workers share the work, how Ctrl-C ends it."""
+"""The command, its checkpoints and settings: rejected options, shared work, exports."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, reference
 
-from eval import sweep
-from eval.benchmarks import LoadedBenchmark
+from eval import EvaluationError, sweep
+from eval.benchmarks import BenchmarkRequest, LoadedBenchmark
+from eval.checkpoints import find, from_model, verify
 from eval.session import Session
+from eval.settings import Settings, differences, folder_name, from_run, presets, shared_identity
 from prompt_aug.base.files import digests, lock, read_json, write_json
-
-REMOTE = "--model m --out o --endpoint http://localhost:1/v1"
+from prompt_aug.prompts import FORM
+from prompt_aug.templates import load_bank
 
 
 @pytest.fixture
@@ -104,25 +107,11 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
     ("arguments", "code", "message"),
     [
         ([], 2, "--model"),
-        (["RUN", "--model", "m"], 2, "--model"),
-        (["--model", "m"], 2, "--out"),
         (["RUN", "--tensor-parallel", "4"], 1, "--tensor-parallel 4"),
-        (["RUN", "--temperature", "nan"], 1, "temperature=nan"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
-        (["RUN", "--top-k", "-2"], 1, "top_k=-2"),
-        (["RUN", "--stop", ""], 1, "stop[0]="),
         (["RUN", "--template-of", "nothing=x"], 1, "nothing is no benchmark of"),
-        (["RUN", "--endpoint", "http://localhost:1/v1"], 2, "--endpoint"),
-        (["--model", "m", "--out", "o", "--endpoint", "nowhere"], 2, "--endpoint=nowhere"),
-        ([*REMOTE.split(), "--concurrency=0"], 2, "--concurrency=0"),
-        (["RUN", "--template", "no such"], 1, "no such"),
-        (["RUN", "--verifier", "mine.check"], 2, "write NAME=VALUE"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
-        # Not an option, or empty as an unset shell variable: with the example.
-        ([""], 2, "is empty"),
-        (["RUN", "--out", ""], 2, "is empty"),
-        (["nowhere"], 2, "nowhere"),
     ],
 )
 def test_a_wrong_option_is_rejected_before_an_engine_starts(
@@ -147,7 +136,7 @@ def test_a_preset_overrides_the_run_and_options_override_the_preset(
     (path,) = run.glob("eval/*/settings.json")
     settings = read_json(path)
     assert (settings["temperature"], settings["top_p"], settings["max_tokens"]) == (0.6, 0.95, 5)
-    assert "top_k" not in settings
+    assert settings["top_k"] == 0
     assert len(engine.requests) == 2 * 5
 
 
@@ -200,3 +189,158 @@ def test_watch_evaluates_each_export_until_the_last_step(
     assert capsys.readouterr().out.count("; the training is stopped. Its command continues") == 1
     assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
     assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3
+
+
+# ------------------------------------------------------------------------- checkpoints
+# Which exports are finished, and that they are the exported files.
+
+
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"tokens",
+    "tokenizer_config.json": b"{}",
+    "chat_template.jinja": b"chat",
+    "generation_config.json": b'{"eos_token_id": 1}',
+}
+
+
+def export(run: Path, step: int, *, done: bool = True, weights: bytes = b"weights") -> Path:
+    folder = run / "hf" / f"step_{step}"
+    folder.mkdir(parents=True)
+    for name, content in {**FILES, "model.safetensors": weights}.items():
+        (folder / name).write_bytes(content)
+    if done:
+        files = digests(list(folder.iterdir()), folder)
+        write_json(folder / "manifest.json", {"step": step, "files": files})
+    return folder
+
+
+def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
+    for step in (10, 2, 30):
+        export(tmp_path, step, done=step != 30)
+    (tmp_path / "hf" / ".step_40.tmp").mkdir()
+    result = find(tmp_path)
+    assert [checkpoint.step for checkpoint in result] == [2, 10]
+    with pytest.raises(EvaluationError, match=r"\[11\].*\[2, 10\]"):
+        find(tmp_path, [10, 11])
+    with pytest.raises(EvaluationError, match=r"recipe\.export"):
+        find(tmp_path / "empty")
+
+
+def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
+    model = export(tmp_path / "other", 7)
+    files = read_json(model / "manifest.json")["files"]
+    for step, path in enumerate((str(model), "../../../other/hf/step_7", "some/model")):
+        record = {"step": step, "model_path": path, "files": files}
+        write_json(tmp_path / "run" / "hf" / f"step_{step}" / "manifest.json", record)
+    result = find(tmp_path / "run")
+    assert [Path(checkpoint.model) for checkpoint in result[:2]] == [model, model]
+    assert result[2].identity == {"model": "some/model"}  # a hub id has no files to verify
+    for checkpoint in result:
+        verify(checkpoint)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(EvaluationError, match=r"step_0: .*tokenizer\.json is missing"):
+        verify(result[0])
+
+
+def test_other_weights_have_another_identity(tmp_path: Path) -> None:
+    folders = {name: export(tmp_path / name, 1) for name in "ab"}
+    changed = from_model(str(export(tmp_path / "c", 1, weights=b"v")))
+    first, same = (from_model(str(folder)) for folder in folders.values())
+    assert first.files == same.files and first.identity == same.identity != changed.identity
+    assert find(tmp_path / "a")[0].identity == find(tmp_path / "b")[0].identity
+
+
+def test_a_model_without_weights_is_rejected(tmp_path: Path) -> None:
+    folder = export(tmp_path, 1)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(EvaluationError, match=rf"--model={folder}: .*no weights"):
+        from_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "chat_template.jinja"])
+def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) -> None:
+    folder = export(tmp_path, 10)
+    (checkpoint,) = find(tmp_path)
+    verify(checkpoint)
+    (folder / name).unlink()
+    with pytest.raises(EvaluationError, match=f"{name} is missing"):
+        verify(checkpoint)
+    (folder / name).write_bytes(FILES[name][1:] + b".")
+    with pytest.raises(EvaluationError, match=f"{name} has changed"):
+        verify(checkpoint)
+    (folder / name).write_bytes(FILES[name])
+    (folder / "notes.md").write_text("no model reads this")
+    verify(checkpoint)
+    (folder / "special_tokens_map.json").write_text("{}")
+    with pytest.raises(EvaluationError, match=r"special_tokens_map\.json was added"):
+        verify(checkpoint)
+
+
+# ------------------------------------------------------------------------- settings
+# Settings of an evaluation: their sources, and which of them make two evaluations differ.
+
+
+def write_config(run: Path, text: str) -> Path:
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+def test_settings_come_from_the_run(tmp_path: Path) -> None:
+    run = write_config(
+        tmp_path,
+        "recipe: {augment: {bank: my.yaml}}\n"
+        "eval: {template: open-r1, temperature: 0.6, max_tokens: 64, max_model_len: null,\n"
+        "  benchmarks: [{name: toy, path: t.parquet, samples: 4}]}\n",
+    )
+    request = BenchmarkRequest(name="toy", path="t.parquet", samples=4)
+    given = {"template": "open-r1", "bank": "my.yaml", "temperature": 0.6, "max_tokens": 64}
+    assert from_run(run) == Settings(benchmarks=(request,), **given)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"template": "open-r1"}, {"temperature": 0.5}, {"top_p": 0.9}, {"max_tokens": 5}),
+        *({"seed": 1}, {"dtype": "bfloat16"}, {"max_model_len": 99}, {"style": "raw"}),
+        *({"instruction": "user"}, {"chat": {"enable_thinking": False}}),
+        *({"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"stop": ["\n\n"]}),
+        {"system_prompt": "Be short."},
+    ],
+)
+def test_every_setting_that_can_change_a_response_is_compared(change: dict[str, object]) -> None:
+    bank, base = load_bank(), Settings()
+    varied = base.replaced(**change)
+    old = shared_identity(base, bank[base.template])
+    new = shared_identity(varied, bank[varied.template])
+    assert any(line.startswith(next(iter(change))) for line in differences(old, new))
+    assert folder_name(old) != folder_name(new)
+
+
+def test_settings_of_the_machine_are_not_compared_but_the_template_is() -> None:
+    template = load_bank()["qwen-math"]
+    first, second = Settings(), Settings(gpu_memory_utilization=0.5, tensor_parallel=4, samples=8)
+    old = shared_identity(first, template)
+    assert old == shared_identity(second, template)
+    changed = template.model_copy(update={"system": "Something else."})
+    result = differences(old, shared_identity(first, changed))
+    assert [line.split(":")[0] for line in result] == ["template_sha256"]
+    json.dumps(old)  # must be storable
+
+
+def test_stops_and_the_system_prompt_become_part_of_every_template() -> None:
+    plain, base = Settings().prompts(), Settings(template="open-r1").prompts()
+    changed = Settings(stop=("\n\n",), system_prompt="Be short.").prompts()
+    assert {template.system for template in changed.bank.values()} == {"Be short."}
+    for name, template in plain.bank.items():
+        assert changed.bank[name].stop == (*template.stop, "\n\n")
+    assert (plain.form.system, changed.form.system) == ("row", "template")  # also over a row's own
+    assert base.bank == plain.bank
+
+
+def test_a_preset_leaves_no_setting_of_the_protocol_to_the_run() -> None:
+    sampling = {"extraction", "temperature", "top_p", "max_tokens", "max_model_len", "samples"}
+    for name, preset in presets().items():
+        assert preset.keys() >= {"bank", "template", *FORM, *sampling}, name
+        assert Settings(**preset).greedy == (name in ("paper_prompt_aug", "paper_one_shot"))

@@ -1,8 +1,9 @@
 """Composed examples, each made once in a test session: hydra takes half a second for one."""
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,18 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf, open_dict
+
+ABSENT = "(absent)"
+# Abbreviations of sections in the settings of tests: ``{A}.optim.lr``.
+SHORT = {
+    "A": "actor_rollout_ref.actor",
+    "R": "actor_rollout_ref.rollout",
+    "REF": "actor_rollout_ref.ref",
+    "MODEL": "actor_rollout_ref.model",
+    "C": "algorithm.rollout_correction",
+    "LOSS": "actor_rollout_ref.actor.policy_loss.loss_mode",
+}
 
 
 @functools.cache
@@ -49,3 +62,24 @@ def merging_once(compose: Callable[..., Any], examples: Path) -> Callable[..., A
         return config
 
     return quick
+
+
+@contextlib.contextmanager
+def changed(config: Any, settings: list[str]) -> Iterator[Any]:
+    """Apply settings to a shared configuration; a copy of it would take most of a test's time."""
+    parsed = OverridesParser.create().parse_overrides(settings)
+    before = {}
+    for key in (override.key_or_group for override in parsed):
+        before.setdefault(key, copy.deepcopy(OmegaConf.select(config, key, default=ABSENT)))
+    try:
+        for override in parsed:
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+        yield config
+    finally:
+        for key, value in before.items():
+            section, _, name = key.rpartition(".")
+            if value == ABSENT:
+                with open_dict(config):
+                    del OmegaConf.select(config, section)[name]
+            else:
+                OmegaConf.update(config, key, value, merge=False)

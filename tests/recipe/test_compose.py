@@ -40,9 +40,6 @@ def test_a_composition_of_the_tests_is_hydras(
         ([], None),
         ([ASYNC], "token"),
         ([ASYNC, f"{CORRECTION}.rollout_is=null"], None),
-        ([ASYNC, f"{CORRECTION}.rollout_is=sequence"], "sequence"),
-        ([ASYNC, f"{CORRECTION}.bypass_mode=true"], None),
-        ([ASYNC, "trainer.v1.colocate_async.num_warmup_batches=2"], "token"),
     ],
 )
 def test_stale_rollouts_are_corrected_by_default(

@@ -1,22 +1,34 @@
-"""Sizes that follow from model and machine: goldens by hand for a made-up model."""
+"""Sizes and hours that follow from model and machine: goldens by hand."""
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
+from composed import SHORT
 from omegaconf import DictConfig
+from tiny_model import RANK, tuned
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prompt_aug.base.errors import UsageError
+from recipe import plan as command
 from recipe import shortcut
 from recipe.config import sizes
 from recipe.config.compose import compose_config, on_this_machine
-from recipe.preflight.data import files
+from recipe.config.shapes import Shape, shape_of
+from recipe.preflight.estimate import (
+    FAST,
+    GPUS,
+    LAYERS,
+    SLOW,
+    Estimate,
+    Gpu,
+    Speed,
+    saved_bytes,
+)
 from recipe.preflight.machine import cpu_engine, cpu_memory
 from recipe.preflight.rules import Setup
 from recipe.run import host
-from recipe.run.environment import ENGINE_THREADS
 
 # Embedding 49,152 x 576 (tied); 30 layers of 3,540,096 parameters; one norm: 134,515,008 in all.
 SMOLLM2 = {
@@ -63,13 +75,6 @@ def test_memory_by_hand(model: str) -> None:
     assert sizes.memory(composed(model), shape) == pytest.approx(wanted)
 
 
-def test_a_value_that_is_set_stays(model: str) -> None:
-    config = composed(model, "actor_rollout_ref.rollout.dtype=float32")
-    assert config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == "float32"
-    config = composed(model, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=777")
-    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 777
-
-
 def test_less_memory_gives_smaller_micro_batches(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,54 +111,6 @@ def test_a_model_that_never_fits_is_rejected(model: str, monkeypatch: pytest.Mon
     assert message.startswith("recipe.model_path=")
 
 
-def test_the_missing_files_of_smollm2_name_the_command_that_makes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    messages = list(files(Setup(compose_config("smollm2", ["machine=cpu"]))))
-    keys = ["recipe.model_path", "data.train_files", "data.val_files"]
-    assert [message.partition("=")[0] for message in messages] == keys
-    assert all("`bash scripts/smollm2.sh`" in message for message in messages)
-
-
-def test_the_toy_stays_in_float32() -> None:
-    config = compose_config("toy", [])
-    assert config.actor_rollout_ref.rollout.dtype == "float32"
-    assert config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes == 16
-
-
-@pytest.mark.parametrize(
-    ("given", "actor", "small", "large"),
-    [
-        (None, "6", "3", "6"),  # one per core that this process may use
-        ("", "6", "3", "6"),
-        ("1", "1", "1", "1"),
-        ("5", "5", "2", "5"),
-        ("8,2", "8,2", "4", "8"),  # the outer level of OpenMP
-        ("many", "many", "1", "1"),  # OpenMP ignores it; so does this
-    ],
-)
-def test_threads(
-    model: str,
-    monkeypatch: pytest.MonkeyPatch,
-    given: str | None,
-    actor: str,
-    small: str,
-    large: str,
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    of_toy, of_model = (
-        sizes.environment(compose_config("toy", [])),
-        sizes.environment(composed(model)),
-    )
-    assert of_toy["OMP_NUM_THREADS"] == of_model["OMP_NUM_THREADS"] == actor
-    assert (of_toy[ENGINE_THREADS], of_model[ENGINE_THREADS]) == (small, large)
-    assert (of_toy["VLLM_CPU_KVCACHE_SPACE"], of_model["VLLM_CPU_KVCACHE_SPACE"]) == ("1", "2")
-
-
 def test_the_machine_is_found_unless_it_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,13 +126,6 @@ def test_the_machine_is_found_unless_it_is_chosen(
     assert on_this_machine(tmp_path, []) == ["machine=cpu"]
     (tmp_path / "config.yaml").write_text("defaults: [recipe, {override machine: gpu}]\n")
     assert on_this_machine(tmp_path, []) == []
-
-
-def test_an_unknown_method_names_those_that_exist() -> None:
-    with pytest.raises(UsageError, match="grpo"):
-        shortcut.expand("gpro", "model", "data", [])
-    with pytest.raises(UsageError, match="--data"):
-        shortcut.expand("grpo", "model", None, [])
 
 
 def test_a_model_that_cannot_be_reached_is_rejected_before_the_data_are_prepared(
@@ -218,3 +168,227 @@ def test_16_bits_need_a_processor_that_multiplies_them(
     assert [message.partition(":")[0] for message in cpu_engine(Setup(config))] == (
         [f"actor_rollout_ref.rollout.dtype={dtype}"] if refused else []
     )
+
+
+# ------------------------------------------------------------------------- plan
+# The plan of a run against numbers worked out by hand, for the shape of Qwen2.5-Math-1.5B.
+
+
+PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
+SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
+SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
+
+
+def estimate(*overrides: str, gpu: str = "h100-80", mean: int = 1000) -> Estimate:
+    """Return examples/prompt_aug on eight GPUs with micro-batches of 16,384 tokens."""
+    usual = ["trainer.nnodes=1", "trainer.n_gpus_per_node=8", "data.train_batch_size=128"]
+    usual += [f"{SHORT['A']}.ppo_max_token_len_per_gpu=16384"]
+    usual += [f"{SHORT['R']}.max_num_seqs=1024", "data.max_prompt_length=1024"]
+    config = compose_config("prompt_aug", [*usual, *(text.format(**SHORT) for text in overrides)])
+    return Estimate(Setup(config), SHAPE, GPUS[gpu], mean)
+
+
+def test_parameters_are_those_that_the_models_are_known_by() -> None:
+    # 151,936 x 1,536 + 28 x 46,797,824 + 1,536; a layer is 2,360,832 (q and its bias) + 2 x 393,472
+    # (k, v) + 2,359,296 (o) + 3 x 1,536 x 8,960 (MLP) + 3,072 (norms).
+    assert SHAPE.layer == 2_360_832 + 2 * 393_472 + 2_359_296 + 41_287_680 + 3_072 == 46_797_824
+    assert SHAPE.parameters == 1_543_714_304
+    assert shape_of("Qwen/Qwen2.5-Math-7B").parameters == 7_615_616_512
+    untied = shape_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B").parameters
+    assert untied == 1_543_714_304 + 233_373_696
+    assert shape_of("Qwen/Qwen3-1.7B").parameters == 1_720_574_976
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_of_a_folder_are_counted_as_transformers_counts(
+    tmp_path: Path, kind: str, tied: bool
+) -> None:
+    sizes = {
+        "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied,
+    }  # fmt: skip
+    if kind == "qwen3":
+        sizes["head_dim"] = 10
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    model.config.save_pretrained(tmp_path)
+    counted = sum(p.numel() for p in model.parameters())
+    assert shape_of(str(tmp_path)).parameters == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.config
+def test_the_actors_memory_by_hand() -> None:
+    run = estimate()
+    memory = run.actor_memory()
+    assert memory["states"] == 16 * 1_543_714_304 / 8 == 3_087_428_608
+    assert memory["gathered"] == 2 * (233_373_696 + 2 * 46_797_824) == 653_938_688
+    # 16,384 tokens: 28 x 3,072 bytes of checkpoints, 2 x (12,288 + 35,840) of one layer
+    assert memory["activations"] == 16_384 * (86_016 + 96_256) == 2_986_344_448
+    assert memory["logits"] == 16_384 * 151_936 * 4 + 8 * 1_024 * 151_936 == 11_201_937_408
+    assert memory["mask"] == 16_384**2
+    assert sum(memory.values()) == 18_198_084_608
+    assert saved_bytes(run.setup, SHAPE) == 18_524_571_648  # 12 bytes per parameter
+    # Two copies, each on eight GPUs.
+    copies = estimate("trainer.nnodes=2", "{A}.fsdp_config.fsdp_size=8")
+    assert copies.actor_memory()["states"] == memory["states"]
+    assert saved_bytes(copies.setup, SHAPE) == 2 * 18_524_571_648
+
+
+@pytest.mark.config
+def test_a_critic_is_a_second_model() -> None:
+    actor, both = estimate(), estimate("critic.enable=true", "recipe.advantage.name=verl:gae")
+    assert both.actor_memory()["states"] == 2 * actor.actor_memory()["states"]
+    assert saved_bytes(both.setup, SHAPE) == 2 * 18_524_571_648
+    alone, seconds = actor.actor_seconds(SPEED), both.actor_seconds(SPEED)
+    # One forward pass for the values; the update as the actor's.
+    assert seconds["update"] == pytest.approx(2 * alone["update"] + alone["log-probs"])
+
+
+@pytest.mark.config
+def test_offloaded_states_are_off_the_gpu() -> None:
+    def stay(*names: str) -> tuple[float, float]:
+        one = ["trainer.n_gpus_per_node=1", *(f"{{A}}.fsdp_config.{n}=true" for n in names)]
+        run = estimate(*one)
+        states = run.actor_memory()["states"]
+        return states / SHAPE.parameters, run.beside_engine() / SHAPE.parameters
+
+    # Bytes per parameter in the update, with gradients, and beside the engine, without them.
+    assert stay() == (16, 12)
+    assert stay("param_offload") == (16, 8) and stay("optimizer_offload") == (16, 4)
+    assert stay("offload_policy") == (0, 0)
+
+
+@pytest.mark.config
+def test_lora_by_hand() -> None:
+    # 28 layers x 8 x (q and o 2 x 3,072, k and v 2 x 1,792, MLP 3 x 10,496), and without k
+    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert SHAPE.adapter(8, layers) == 28 * 8 * (6_144 + 3_584 + 31_488) == 9_232_384
+    assert SHAPE.adapter(8, layers[2:] + layers[:1]) == 28 * 8 * (6_144 + 1_792 + 31_488)
+    full, part = estimate(), estimate("{MODEL}.lora_rank=8", "{MODEL}.target_modules=all-linear")
+    # 4 bytes per parameter of the model, 16 (in a checkpoint 12) per parameter of the adapter
+    assert part.actor_memory()["states"] == (6_174_857_216 + 147_718_144) / 8
+    assert saved_bytes(part.setup, SHAPE) == 6_174_857_216 + 110_788_608
+    # no gradient of the model's parameters: 2 operations per token and parameter
+    saved = 1_228_800 * 2 * 1_543_714_304 / (8 * 989e12 * 0.35)
+    seconds = [run.actor_seconds(SPEED) for run in (full, part)]
+    assert seconds[0]["update"] - seconds[1]["update"] == pytest.approx(saved)
+    assert seconds[0]["log-probs"] == seconds[1]["log-probs"]
+
+
+def test_the_parameters_of_lora_are_those_that_peft_counts(tmp_path: Path) -> None:
+    model = tuned(head_dim=10)  # not hidden size / heads
+    model.config.save_pretrained(tmp_path)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert shape_of(str(tmp_path)).adapter(RANK, LAYERS) == trained > 0
+
+
+@pytest.mark.config
+def test_the_cache_by_hand() -> None:
+    run = estimate()
+    assert SHAPE.kv_bytes == 2 * 28 * 2 * 128 * 2 == 28_672
+    # 0.6 x 79.6 GiB - 3.087 GB of weights - 4 GiB = 43.8995 GB
+    assert run.cache_tokens() == 1_531_093
+    assert run.at_once() == 1024  # 1275 fit, the engine takes 1024
+    small = estimate("{R}.gpu_memory_utilization=0.1")  # 8.5 GB: the weights and little else
+    assert small.cache_tokens() == 40_617
+    assert small.at_once() == 33
+    assert [small.waves(n) for n in (8 * 33, 8 * 33 + 1, 1024)] == [1, 2, 4]
+
+
+@pytest.mark.config
+def test_the_hours_by_hand() -> None:
+    # 128 sequences in each engine: weights 3.0874 GB and 128 x 700 x 28,672 = 2.5690 GB of cache,
+    # at 1.675 TB/s 3.3769 ms for each of 1,000 tokens; then 2,072 tokens at 1.8432 ms.
+    run = estimate()
+    assert run.rollout_seconds(1024, SPEED) == pytest.approx(3.3769 + 3.8192, abs=2e-3)
+    # 1,228,800 tokens x (3.0874e9 + 4 x 16,384 x 1,536 x 28 = 2.8186e9) = 7.2572e15 forward, at
+    # 8 x 989e12 x 0.35 = 2.7692e15 per second; the update is four times that.
+    seconds = run.actor_seconds(SPEED)
+    assert seconds["log-probs"] == pytest.approx(2.6207, abs=1e-3)
+    assert seconds["update"] == pytest.approx(4 * 2.6207, abs=4e-3)
+    again = estimate("{A}.use_kl_loss=true", "{A}.ppo_epochs=2").actor_seconds(SPEED)
+    assert again["log-probs"] == 2 * seconds["log-probs"]
+    assert again["update"] == 2 * seconds["update"]
+    step = sum(run.step_seconds(SPEED).values())
+    tested = run.rollout_seconds(500, SPEED) * (40 // run.setup.trainer.test_freq)
+    assert run.hours(40, 500, SPEED) == pytest.approx((40 * step + tested) / 3600)
+
+
+@pytest.mark.config
+def test_the_asynchronous_step_by_hand() -> None:
+    # Full 3.3769 s, tail 3.8192 s, rest 2.6207 x 5 s and `other`. With W = 1 the longest response
+    # is decoded in two steps of 3.5981 s; with W = 3 the tokens of a batch take longer.
+    run = estimate()
+    rest = 5 * 2.6207 + SPEED.other
+    for window, generation in ((0, 7.1961), (0.5, 4.7974), (1, 3.5981), (3, 3.3769)):
+        found = run.asynchronous_seconds(window, SPEED)
+        assert found == pytest.approx(generation + rest, abs=8e-3)
+
+
+@pytest.mark.config
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["prompt_aug", "--gpus", "16", "data.max_response_length=3000"]) == 0
+    said = capsys.readouterr().out
+    assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
+    assert "mean response 1500 tokens" in said and "15% to 48% of the peak" in said
+    assert "s with W = 1 (" in said
+    assert command.main(["toy"]) == 1
+    assert "recipe.model_path=: its shape is unknown" in capsys.readouterr().err
+
+
+ROWS = [
+    (f"{example} --gpus {gpus}", cells)
+    for example, gpus, cells in re.findall(
+        r"^\| `(\w+)`, (\d+) GPUs \| (.*) \|$", PAGE.read_text(), re.MULTILINE
+    )
+]
+LORA = (PAGE.parent / "lora" / "README.md").read_text()
+ROWS += re.findall(r"^\| `recipe\.plan (.*)` \| (.*) \|$", LORA, re.MULTILINE)
+assert len(ROWS) == 4 + 4
+
+
+# deepseek-llm-7b-chat and an MI300X, which shapes.json and GPUS lack.
+LLM_7B = Shape(
+    hidden=4096, layers=30, heads=32, kv_heads=32, head_dim=128, intermediate=11_008, vocab=102_400,
+    tied=False, bias=False, qk_norm=False,
+)  # fmt: skip
+MI300X = Gpu(192 * 2**30, 1307e12, 5.3e12)
+QWEN_7B, QWEN_4B = shape_of("Qwen/Qwen2.5-Math-7B"), shape_of("Qwen/Qwen3-4B")
+TWO = "{R}.tensor_model_parallel_size=2"
+GPG = (TWO, "{A}.use_kl_loss=false")
+NAMES = {"rollouts": "rollouts", "log-probs": "log-probabilities", "update": "update"}
+# Shape, GPU, tokens of prompt and response, longest response, batch x responses, overrides, and
+# the measured seconds. The trainer alone was measured as 64 sequences over tokens per second.
+MEASURED = [
+    (LLM_7B, MI300X, 83, 133, 1024, "1024 x 5", (TWO,),
+        {"rollouts": 36.778, "log-probs": 5.536 + 5.929, "update": 23.15}),
+    (QWEN_7B, GPUS["a100-80"], 101, 221, 1024, "1024 x 5", GPG,
+        {"rollouts": 71.397, "log-probs": 31.004, "update": 125.523}),
+    (QWEN_7B, GPUS["a100-80"], 101, 649, 1024, "1024 x 5", GPG,
+        {"rollouts": 113.102, "update": 196.88}),
+    *((QWEN_4B, GPUS[gpu], 184, tokens - 184, tokens - 184, "8 x 8", (),
+        {"update": 64 * tokens / per_second}) for gpu, tokens, per_second in (
+        ("h100-80", 16_384, 26_025.5), ("h100-80", 65_536, 28_965.7),
+        ("h200-141", 16_384, 27_436.8), ("h200-141", 65_536, 29_543.5))),
+]  # fmt: skip
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: str(case[2:4]))
+def test_measured_steps_lie_between_the_assumptions(case: tuple) -> None:
+    shape, gpu, prompt, mean, longest, size, overrides, measured = case
+    batch, n = size.split(" x ")
+    keys = [
+        f"data.train_batch_size={batch}", f"{{R}}.n={n}", f"data.max_prompt_length={prompt}",
+        f"data.max_response_length={longest}", "{R}.max_num_seqs=1024",
+        "{MODEL}.override_config.attn_implementation=flash_attention_2",
+        "trainer.nnodes=1", "trainer.n_gpus_per_node=8", *overrides,
+    ]  # fmt: skip
+    config = compose_config("grpo", [key.format(**SHORT) for key in keys])
+    run = Estimate(Setup(config), shape, gpu, mean)
+    fast, slow, peak = (run.step_seconds(x) for x in (FAST, SLOW, Speed(1.0, 1.0, 0.0)))
+    for stage, seconds in measured.items():
+        share = peak[stage] / seconds
+        assert 0.99 * fast[stage] <= seconds <= slow[stage], share
+        cells = f"{fast[stage]:.1f} to {slow[stage]:.1f} | {seconds:.1f} | {share:.2f} |"
+        assert re.search(rf"\| {NAMES[stage]}.* \| {re.escape(cells)}", PAGE.read_text())

@@ -3,7 +3,10 @@
 Both classes prepare and read the same micro-batch for one model; no process group, no Ray.
 """
 
+import dataclasses
 import functools
+import itertools
+import random
 import types
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
+from tiny_model import untrained
 from tiny_model import untrained as model
 from transformers import Qwen2ForCausalLM
 from verl.utils import tensordict_utils as tu
@@ -21,8 +25,6 @@ import recipe.plugin  # noqa: F401  (as in every process of a run)
 from recipe.actor import engine as ours
 from recipe.actor.prefix_tree import plant
 from recipe.patches import logprobs
-
-pytestmark = pytest.mark.config
 
 
 def batch(**given: Any) -> TensorDict:
@@ -85,6 +87,7 @@ def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dic
     return result, grads.clone()
 
 
+@pytest.mark.config
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("capacity", [1, 30, 400])
 def test_values_and_gradients_are_verls(
@@ -103,6 +106,7 @@ def test_values_and_gradients_are_verls(
     torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.config
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
     """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
     module, data = model().bfloat16(), batch(temperature=0.7)
@@ -118,11 +122,13 @@ def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
         assert torch.equal(mine[name].values().float(), wanted.values().float()), name
 
 
+@pytest.mark.config
 def test_a_temperature_of_0_has_verls_floor() -> None:
     values, _ = computed(ours.PrefixTreeEngine, model(), batch(temperature=0.0))
     assert values["log_probs"].values().isfinite().all()
 
 
+@pytest.mark.config
 def test_common_prefixes_are_computed_once() -> None:
     inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(batch())
     padded, _ = made(FSDPEngineWithLMHead, model()).prepare_model_inputs(batch())
@@ -136,6 +142,7 @@ def parts_of(**given: Any) -> tuple[TensorDict, list[TensorDict], list[list[int]
     return data, *ours.by_prefix(data, dp_group=None)
 
 
+@pytest.mark.config
 def test_micro_batches_keep_the_rows_of_a_question_and_the_budget() -> None:
     data, parts, rows = parts_of()
     assert sorted(index for part in rows for index in part) == list(range(12))
@@ -149,6 +156,7 @@ def test_micro_batches_keep_the_rows_of_a_question_and_the_budget() -> None:
         assert len(distinct) <= 60
 
 
+@pytest.mark.config
 def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone() -> None:
     module = model()
     data, parts, rows = parts_of(calculate_sum_pi_squared=True)
@@ -166,6 +174,7 @@ def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone(
                 assert not value[:8].any()
 
 
+@pytest.mark.config
 def test_a_critics_batch_is_divided_by_verl() -> None:
     data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
     del data[ours.SEPARATE]
@@ -179,6 +188,7 @@ def advantages(signs: list[float]) -> Any:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
+@pytest.mark.config
 def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
     data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60, **{ours.SKIPS_ZEROS: True})
     data["advantages"] = advantages([1.0] * 4 + [0.0] * 4 + [-1.0, 0.0, 2.0, 0.5])
@@ -191,6 +201,7 @@ def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
     assert not tu.get_non_tensor_data(parts[-1], ours.NO_GRADIENT, None)
 
 
+@pytest.mark.config
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_budget_holds_where_a_model_shares_no_prefixes(
     attention: str, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +224,7 @@ def loss_of(**changes: Any) -> Any:
     return functools.partial(print, config=config)
 
 
+@pytest.mark.config
 def test_only_the_clipped_surrogate_alone_is_zero_without_advantage() -> None:
     assert ours.is_zero_without_advantage(loss_of())
     for change in ({"use_kl_loss": True}, {"entropy_coeff": 1e-3}, {"loss_mode": "kl_cov"}):
@@ -220,6 +232,7 @@ def test_only_the_clipped_surrogate_alone_is_zero_without_advantage() -> None:
     assert not ours.is_zero_without_advantage(None)
 
 
+@pytest.mark.config
 def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the comparison."""
     data, module = batch(), model()
@@ -247,6 +260,7 @@ def replaced(name: str, value: Any) -> Callable[[TensorDict], None]:
 IMAGES = NonTensorStack(*([{"pixel_values": torch.zeros(1, 4)}] * 12))
 
 
+@pytest.mark.config
 @pytest.mark.parametrize(
     "change",
     [
@@ -268,6 +282,7 @@ def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], Non
     assert inputs["input_ids"].shape == (12, 17)  # padded rows, as in verl
 
 
+@pytest.mark.config
 def test_by_default_rows_are_packed_as_in_verl() -> None:
     data = batch()
     del data["use_remove_padding"]
@@ -275,6 +290,7 @@ def test_by_default_rows_are_packed_as_in_verl() -> None:
     assert inputs["input_ids"].shape == (1, 12 * 9 + 3 * 24)
 
 
+@pytest.mark.config
 @pytest.mark.parametrize(
     "change",
     [
@@ -289,6 +305,7 @@ def test_supported_models(change: dict[str, Any]) -> None:
     assert ours.supported(model(**change)) is not bool(change)
 
 
+@pytest.mark.config
 def test_models_with_dropout_or_of_another_type_are_not_supported() -> None:
     dropping = model()
     mlp = dropping.model.layers[0].mlp
@@ -300,9 +317,113 @@ def test_models_with_dropout_or_of_another_type_are_not_supported() -> None:
         assert not ours.supported(unsupported), kind
 
 
+@pytest.mark.config
 def test_it_is_registered_only_for_the_cpu() -> None:
     backends = EngineRegistry._engines["language_model"]
     for name in ("fsdp", "fsdp2"):
         assert backends[name]["cpu"] is ours.PrefixTreeEngine
         assert backends[name]["cuda"] is FSDPEngineWithLMHead
     assert EngineRegistry._engines["value_model"]["fsdp"]["cpu"] is FSDPEngineWithValueHead
+
+
+# ------------------------------------------------------------------------- prefix tree
+# Prefix trees: small ones by hand, and the values of a model with them and without.
+
+
+@pytest.mark.parametrize(
+    ("sequences", "capacity", "ids", "depth", "sees", "nodes"),
+    [
+        (  # In depth-first order: 5 7 8 9 6.
+            [[5, 7, 9], [6], [5, 7, 8]],
+            8,
+            [[5, 7, 8, 9, 6]],
+            [[0, 1, 2, 2, 0]],
+            [[0], [0, 1], [0, 1, 2], [0, 1, 3], [4]],
+            [0, 1, 3, 4, 0, 1, 2],
+        ),
+        (  # The third does not fit and starts a row with its own copy, followed by padding.
+            [[5, 7, 1, 1], [5, 7, 2, 2], [5, 7, 3]],
+            6,
+            [[5, 7, 1, 1, 2, 2], [5, 7, 3, 0, 0, 0]],
+            [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]],
+            [[0], [0, 1], [0, 1, 2], [3], [4], [5]],
+            [0, 1, 2, 3, 0, 1, 4, 5, 6, 7, 8],
+        ),
+        (  # Equal sequences and prefixes of others take no place.
+            [[1, 2, 3], [1, 2], [1, 2, 3]],
+            3,
+            [[1, 2, 3]],
+            [[0, 1, 2]],
+            [[0], [0, 1], [0, 1, 2]],
+            [0, 1, 2, 0, 1, 0, 1, 2],
+        ),
+        (  # A sequence longer than a row makes rows longer.
+            [[1, 2, 3], [4, 5]],
+            1,
+            [[1, 2, 3], [4, 5, 0]],
+            [[0, 1, 2], [0, 1, 0]],
+            [[0], [0, 1], [2]],
+            [0, 1, 2, 3, 4],
+        ),
+    ],
+)
+def test_a_forest_by_hand(
+    sequences: list, capacity: int, ids: list, depth: list, sees: list, nodes: list
+) -> None:
+    forest = plant(sequences, capacity)
+    assert (forest.ids_FL.tolist(), forest.depth_FL.tolist()) == (ids, depth)
+    assert [line.nonzero()[:, 0].tolist() for line in forest.sees_F1LL[-1, 0]] == sees
+    assert forest.node_N.tolist() == nodes
+
+
+def sequences(seed: int, count: int = 24) -> list[list[int]]:
+    """Rows over few tokens, so that they share prefixes of all lengths."""
+    rng = random.Random(seed)
+    starts = [[rng.randrange(40) for _ in range(rng.randrange(1, 9))] for _ in range(4)]
+    return [
+        rng.choice(starts) + [rng.randrange(3) for _ in range(rng.randrange(1, 7))]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("seed", "capacity"), itertools.product(range(5), (1, 12, 30, 400)))
+def test_every_token_sees_its_own_sequence_in_order(seed: int, capacity: int) -> None:
+    given = sequences(seed)
+    forest = plant(given, capacity)
+    rows, length = forest.ids_FL.shape
+    nodes = forest.node_N.tolist()
+    assert len(nodes) == sum(map(len, given))
+    for sequence in given:
+        path, nodes = nodes[: len(sequence)], nodes[len(sequence) :]
+        for depth, node in enumerate(path):
+            row, place = divmod(node, length)
+            sees = forest.sees_F1LL[row, 0, place].nonzero()[:, 0]
+            assert forest.ids_FL[row, sees].tolist() == sequence[: depth + 1]
+            assert forest.depth_FL[row, sees].tolist() == list(range(depth + 1))
+    # In one row there is one node for each distinct prefix.
+    if capacity == 400:
+        prefixes = {tuple(s[: i + 1]) for s in given for i in range(len(s))}
+        assert rows == 1
+        assert length == len(prefixes)
+
+
+@pytest.mark.parametrize("broken", ["", "sees_F1LL", "depth_FL"])
+def test_only_the_right_mask_and_positions_give_the_values_of_single_rows(broken: str) -> None:
+    """Negative controls: a causal mask over the places, and the places as positions.
+
+    test_engine.py compares the gradients.
+    """
+    model, given = untrained(), sequences(7)
+    forest = plant(given, 400)
+    length = forest.ids_FL.shape[1]
+    wrong = {
+        "sees_F1LL": torch.ones(length, length, dtype=torch.bool).tril()[None, None],
+        "depth_FL": torch.arange(length)[None],
+    }
+    if broken:
+        forest = dataclasses.replace(forest, **{broken: wrong[broken]})
+    masks = {"attention_mask": forest.sees_F1LL, "position_ids": forest.depth_FL}
+    shared = model(input_ids=forest.ids_FL, use_cache=False, **masks).logits.flatten(0, 1)
+    alone = [model(input_ids=torch.tensor([s]), use_cache=False).logits[0] for s in given]
+    difference = (shared[forest.node_N] - torch.cat(alone)).abs().max()
+    assert difference > 1e-3 if broken else difference < 1e-6

@@ -165,29 +165,12 @@ def test_a_law_fails_on_a_function_that_breaks_it(law: Check, broken: Advantage,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensors_arrays_and_lists_give_the_same_float64_tensor(name: str) -> None:
-    rewards_B, group_B = example()
-    wanted_B = ADVANTAGES[name](rewards_B, group_B)
-    assert wanted_B.dtype == torch.float64
-    assert torch.equal(ADVANTAGES[name](rewards_B.tolist(), group_B.tolist()), wanted_B)
-    assert torch.equal(ADVANTAGES[name](rewards_B.float().numpy(), group_B.int().numpy()), wanted_B)
-    found_B = ADVANTAGES[name](rewards_B.clone().requires_grad_(), group_B)
-    assert torch.equal(found_B, wanted_B)
-    assert not found_B.requires_grad
-    assert ADVANTAGES[name]([], []).tolist() == []
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("rewards_B", "group_B", "message"),
     [
         ([1.0, 0.0], [0], "one id"),
-        ([1.0], [[0]], "one id"),
-        ([[1.0, 0.0]], [0], "one number"),
         ([1.0, math.nan, 0.0], [0, 0, 0], "row 1"),
-        ([math.inf, 0.0], [0, 0], "not finite"),
         ([1.0, 0.0], [0.0, 1.0], "integers"),
-        ([1.0, 0.0], [True, False], "integers"),
     ],
 )
 def test_invalid_inputs_are_rejected(name: str, rewards_B, group_B, message: str) -> None:

@@ -8,10 +8,11 @@ from covariance_cases import close, token_covariance
 from omegaconf import OmegaConf
 from rollout_batches import synthetic
 
-from recipe.algorithms import ADVANTAGES
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.compute import compute_advantages, logprob_temperature
 from recipe.algorithms.covariance import covariance_metrics
+from recipe.algorithms.registry import Facts, Registry
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.errors import ConfigError
 
@@ -151,33 +152,25 @@ def test_an_advantage_receives_the_answers_that_it_requires() -> None:
     assert same.advantages_BT.abs().max() > 0
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("advantage", {"name": "gpro"}, "advantage.name=gpro: .*grpo"),
-        ("weights", {"name": "gauss"}, "weights.name=gauss: .*clip_cov, gaussian"),
-        ("advantage", {"name": "no_such.module.f"}, "No module named 'no_such'"),
-        ("advantage", {"name": "recipe.algorithms.grpo.nope"}, "grpo has no function nope"),
-        ("advantage", {"name": "recipe.algorithms.grpo.EPSILON"}, "EPSILON"),
-        ("advantage", {"name": "grpo", "arguments": {"alpha": 2}}, "grpo takes no alpha"),
-        ("weights", {"name": "clip_cov", "clip_cov": {"ratio": 0}}, "weights.clip_cov: ratio=0.0"),
-    ],
-)
-def test_a_bad_name_or_argument_is_a_config_error(section: str, values: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compute_advantages(rollouts(), settings(changes={section: values}))
+# ------------------------------------------------------------------------- registry
+# Functions of this folder are found by themselves; a user's own by its path, from anywhere.
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (lambda rewards_B, _: rewards_B[:2], r"advantages of shape \(2,\) must have shape \(4,\)"),
-        (lambda rewards_B, _: rewards_B / 0, "4 of 4 advantages are NaN or infinite"),
-    ],
-)
-def test_a_bad_result_of_a_user_function_stops_the_step(
-    broken: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ADVANTAGES, "mine", broken)
-    with pytest.raises(ValueError, match=message):
-        compute_advantages(rollouts(), settings("mine"))
+def test_every_algorithm_of_the_folder_is_registered() -> None:
+    names = (
+        "grpo dr_grpo ta_grpo ta_grpo_star rloo maxrl none seed_grpo gdpo unlikeliness "
+        "grpo_lead asym_grpo sdpo"
+    )
+    assert set(ADVANTAGES) == set(names.split())
+    assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}
+    assert ADVANTAGES.facts("maxrl") == Facts(nonnegative_rewards=True)
+    assert ADVANTAGES.facts("ta_grpo_star").group == "rephrasing"
+
+
+def test_a_dotted_path_is_resolved_and_its_arguments_are_passed() -> None:
+    registry = Registry("some.name")
+    assert registry.resolve("recipe.algorithms.grpo.grpo") is ADVANTAGES["grpo"]
+    for arguments, passed in (({"x": 1}, {"x": 1}), (None, {})):
+        assert registry.call({"name": "math.sqrt", "arguments": arguments})[1] == passed
+    with pytest.raises(ConfigError, match=r"some\.name=sqrt"):
+        registry.resolve("sqrt")

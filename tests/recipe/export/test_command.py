@@ -58,12 +58,11 @@ def shard_of(run: Path, step: int) -> Path:
 
 
 def copy_weights(source: Path, target: Path, dtype: str, world_size: int, lora: object) -> int:
-    """The stand-in for merging and verifying: refuses what says "damaged", fails at "odd"."""
+    """The stand-in for merging and verifying: refuses what says "damaged"."""
     text = read_shard(source / "model_world_size_1_rank_0.pt")
     (target / "model.safetensors").write_text(f"{text} as {dtype}")
     if text == "damaged":
         raise export.ExportError("the shard is damaged")
-    assert text != "odd", "as the merger's own checks do"
     return 7
 
 
@@ -145,9 +144,7 @@ def one_byte(shard: Path) -> None:
     ("change", "message", "tried"),
     [
         (lambda shard: write_shard(shard, "damaged"), "step 2: the shard is damaged", True),
-        (lambda shard: write_shard(shard, "odd"), "step 2: AssertionError: as the merger's", True),
         (one_byte, "differs from its checksum", False),
-        (written("fsdp_config.json", "{}"), "json is missing or cut: the checkpoint is", False),
         (written("fsdp_config.json", '{"world_size": 2}'), "size_2_rank_0.pt is missing", False),
         (written("model_world_size_1_rank_0.pt", "PK"), "rank_0.pt is cut: the", False),
         (
@@ -202,23 +199,6 @@ def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -
     half = {"actor_rollout_ref": {"rollout": {"dtype": "float16"}}}
     with pytest.raises(export.ExportError, match="float16 is not one of"):
         export.choose_dtype(half, source, None)
-
-
-def test_steps_that_are_not_there_are_refused(
-    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path)
-    assert export.main([str(run), "--steps", "2,3"]) == 1
-    assert "no whole checkpoint of the steps [3]: [0, 2, 4]" in capsys.readouterr().err
-    assert converted == []
-
-
-def test_a_hub_id_stays_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    export.export_start(run, {"actor_rollout_ref": {"model": {"path": "Qwen/Qwen2.5-Math-1.5B"}}})
-    assert manifest(run, 0)["model_path"] == "Qwen/Qwen2.5-Math-1.5B"
-    with pytest.raises(export.ExportError, match="the start model /nowhere/model is not there"):
-        export.export_start(run, {"actor_rollout_ref": {"model": {"path": "/nowhere/model"}}})
 
 
 def test_two_exports_exclude_each_other_by_step_and_not_the_training(

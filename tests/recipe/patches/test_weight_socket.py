@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recipe.patches.weight_socket import RUN_ID, of_this_run
+from recipe.patches.verl import RUN_ID, of_this_run
 
 # verl's name (see the last test): for every run the Ray job is the first of its cluster.
 ADDRESS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
@@ -114,5 +114,5 @@ def test_an_engine_gets_the_weights_of_its_own_run(
 
 @pytest.mark.config
 def test_verl_still_names_the_socket_so(seen: dict[str, Any]) -> None:
-    """Fails when the gap may be closed. Then delete recipe/patches/weight_socket.py."""
+    """Fails when the gap may be closed. Then delete it in recipe/patches/verl.py."""
     assert seen["address"] == ADDRESS

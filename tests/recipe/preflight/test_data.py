@@ -1,33 +1,32 @@
 """Questions, run folders and machines: what is refused, and what the checked files hold."""
 
 import dataclasses
-import socket
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas
 import pytest
 import yaml
-from abbreviations import SHORT
-from composed import composed
+from composed import SHORT, composed
 from omegaconf import OmegaConf, open_dict
 from tokenizers import AddedToken
 
-from prompt_aug.base.files import lock, read_json, write_json, write_text
+from prompt_aug.base.files import read_json, write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, write_parquet
-from recipe.config.base import known_keys
 from recipe.errors import ConfigError
-from recipe.preflight import data, resume
+from recipe.preflight import data
 from recipe.preflight import questions as prepared
+from recipe.preflight.dry_run import checkpoints, describe, hours
 from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import cpu_engine, gpus, lacks_wandb_key, ray, room
-from recipe.preflight.resume import own_folder, same_functions, same_prompts, same_run
-from recipe.preflight.rules import Setup, messages
+from recipe.preflight.machine import gpus, room
+from recipe.preflight.resume import same_functions, same_prompts, same_run
+from recipe.preflight.rules import Setup
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
-MATH_1B = "recipe.model_path=Qwen/Qwen2.5-Math-1.5B"
+MODEL = "Qwen/Qwen2.5-Math-1.5B"
+MATH_1B = f"recipe.model_path={MODEL}"
 
 
 @pytest.fixture
@@ -106,15 +105,6 @@ def test_long_questions_are_dropped_and_named(config: Any, tmp_path: Path) -> No
     assert dropped["uid"] == long.uid and dropped["length"] > 5000
 
 
-def test_own_system_prompts_do_not_replace_several_templates(config: Any, tmp_path: Path) -> None:
-    rows = [dataclasses.replace(question(f"{n}?"), system="S") for n in range(40)]
-    path = written(tmp_path / "a.parquet", rows)
-    with pytest.raises(ConfigError, match=r"data\.train_files: 40 .*recipe\.augment\.system"):
-        prepare(config, [path])
-    config.recipe.augment.system = "template"
-    prepare(config, [path], system="template")
-
-
 def test_questions_that_changed_since_the_first_step_are_refused(
     config: Any, tmp_path: Path
 ) -> None:
@@ -141,15 +131,6 @@ def test_questions_that_changed_since_the_first_step_are_refused(
     del before["train"]["digest"]  # of a run that began before there was one
     write_json(folder.data_manifest, before)
     run(range(41))
-
-
-def test_the_best_by_what_no_validation_writes_is_refused(config: Any, tmp_path: Path) -> None:
-    path = questions(tmp_path / "a.parquet", 40)  # of the source t
-    config.recipe.keep_best = "val/tt/accuracy"
-    with pytest.raises(ConfigError, match=r"recipe\.keep_best=val/tt/.*val/t/accuracy"):
-        prepare(config, [path])
-    config.recipe.keep_best = "val/t/accuracy"
-    prepare(config, [path], [held_out(tmp_path)])
 
 
 def held_out(folder: Path) -> str:
@@ -186,20 +167,6 @@ def test_repeated_validation_rows_are_samples_of_one_question(config: Any, tmp_p
     assert report["digest"] == prepared.questions_digest(rows)  # so that a run of before can resume
     table = pandas.read_parquet(config.data.val_files[0])
     assert list(table["__rollout_n__"]) == [3 * n, n]
-
-
-def test_templates_of_thinking_models(config: Any, tmp_path: Path) -> None:
-    path, plain = questions(tmp_path / "a.parquet", 40), {"templates": ["qwen-math", "abel"]}
-    for augment, named in (
-        ({"templates": ["open-r1", "qwen-math"]}, r"templates=\[open-r1\]: .* opens <think>, "),
-        ({"validation_template": "deepseek-r1"} | plain, r"validation_template=\[deepseek-r1\]: "),
-        ({}, r"templates=\[open-r1, open-r1-teacher, deepseek-r1, deepseek-r1-teacher\]: "),
-    ):
-        config.recipe.augment.templates = None
-        with pytest.raises(ConfigError, match=rf"^recipe\.augment\.{named}"):
-            prepare(config.copy(), [path], tokenizer=Thinking(), **augment)
-        prepare(config.copy(), [path], tokenizer=Thinking(), style="raw", **augment)
-    prepare(config, [path], tokenizer=Thinking(), **plain)
 
 
 def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -> None:
@@ -283,7 +250,6 @@ def test_a_missing_data_file_is_refused_before_the_toy_world_is_built(
 LISTED = '{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
 WEIGHTS: list[tuple[dict[str, str], str]] = [
     ({"model.safetensors": "w"}, ""),
-    ({"pytorch_model.bin": "w"}, ""),
     ({"model.safetensors.index.json": LISTED, "a.safetensors": "", "b.safetensors": ""}, ""),
     ({}, "no weights"),
     ({"model.safetensors.index.json": LISTED, "a.safetensors": ""}, "b.safetensors"),
@@ -400,31 +366,6 @@ def test_what_a_resumed_run_may_change(
     assert bool(errors) == bool(named) and (named or "").format(**SHORT) in errors
 
 
-def test_the_fixed_and_free_names_are_of_keys() -> None:
-    assert set(resume.FIXED) | set(resume.SAVED) <= known_keys()
-    parts = {part for key in known_keys() for part in key.split(".")}
-    assert parts >= resume.FREE | resume.MICRO_BATCHES
-
-
-def test_a_folder_of_data_is_not_taken_for_a_run(config: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    setup = changed(config, f"recipe.run_dir={folder}")
-    assert list(own_folder(setup)) == []
-    folder.mkdir()
-    (folder / "slurm-17.log").touch()  # a job's, which begins before the training
-    (folder / ".requeues-17").touch()
-    assert list(own_folder(setup)) == []
-    (folder / "config.yaml").touch()  # as an example has it
-    assert "holds no run (config.yaml is there)" in "".join(own_folder(setup))
-    with lock(folder):  # a start
-        assert list(own_folder(setup)) == []
-    (folder / ".lock").unlink()  # a copy without hidden files
-    (folder / "metrics.jsonl").touch()
-    assert list(own_folder(setup)) == []
-    (folder / "config.yaml").write_bytes(b"recipe: {")  # truncated
-    assert str(folder / "config.yaml") in "".join(same_run(setup))
-
-
 def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_path: Path) -> None:
     def write(user: str) -> None:
         entry = {"category": "mine", "user": user}
@@ -442,16 +383,6 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
     assert errors.startswith(f"recipe.augment.bank={bank}: the templates mine ")
     write("Solve: {question}")
     assert list(same_prompts(changed(config, augment))) == []
-
-
-def test_templates_that_an_own_bank_lacks_are_refused_at_once(config: Any, tmp_path: Path) -> None:
-    entry, bank = {"category": "mine", "user": "Solve: {question}"}, tmp_path / "bank.yaml"
-    bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
-    fixed = "recipe.augment.mode=fixed recipe.augment.templates=[qwen-math]"
-    (errors,) = messages(data.PROMPTS, changed(config, f"recipe.augment.bank={bank} {fixed}"))
-    for key in ("recipe.augment.templates", "recipe.augment.validation_template", "eval.template"):
-        assert f"{key}=qwen-math" in errors
-    assert errors.endswith("Use one of mine.")
 
 
 def test_a_function_that_changed_since_the_first_step_is_refused(
@@ -479,13 +410,11 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
 @pytest.mark.parametrize(
     ("changes", "free", "saved", "refused"),
     [
-        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_plan.py
+        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_sizes.py
         (f"{MATH_1B} trainer.save_freq=10", 18.4e9, False, True),
         (f"{MATH_1B} trainer.save_freq=10", 18.6e9, False, False),
         (f"{MATH_1B} trainer.save_freq=10", 18.4e9, True, False),  # the trainer checks later ones
-        (f"{MATH_1B} trainer.save_freq=-1", 2e9, False, False),
         (f"{MATH_1B} trainer.save_freq=-1", 1e9, False, True),  # logs
-        ("recipe.model_path=someone/a-model trainer.save_freq=10", 2e9, False, False),
     ],
 )
 def test_the_disk_holds_the_first_checkpoint(
@@ -505,29 +434,6 @@ def test_the_disk_holds_the_first_checkpoint(
     assert bool(list(room(setup))) is refused
 
 
-def test_a_run_folder_that_takes_no_file_is_refused(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (text,) = room(changed(config, f"recipe.run_dir={tmp_path}/file/run"))
-    assert text.startswith(f"recipe.run_dir={tmp_path}/file/run: cannot write")
-
-
-def test_ray_answers(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(ray(Setup(config))) == []
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*taken.getsockname())
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        assert f"RAY_ADDRESS={address}: no Ray there (Conn" in "".join(ray(Setup(config)))
-        taken.listen()
-        assert list(ray(Setup(config))) == []
-    with open_dict(config):
-        config.ray_kwargs.ray_init.address = address
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    (text,) = ray(Setup(config))
-    assert text.startswith(f"ray_kwargs.ray_init.address={address}: no Ray there")
-
-
 def test_a_gpu_run_needs_its_gpus(
     config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,33 +451,80 @@ def test_a_gpu_run_needs_its_gpus(
     assert list(gpus(setup)) == []  # the GPUs of another cluster
 
 
-def test_wandb_needs_a_key(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    setup = changed(config, "trainer.logger=[console,wandb]")
-    assert lacks_wandb_key(setup) and not lacks_wandb_key(Setup(config))
-    for variable in ({"WANDB_MODE": "offline"}, {"WANDB_API_KEY": "k"}):
-        with monkeypatch.context() as patch:
-            patch.setenv(*variable.popitem())
-            assert not lacks_wandb_key(setup)
-    for entry, url, lacks in (
-        ("example.com", "", True),
-        ("api.wandb.ai", "", False),
-        ("example.com", "https://example.com", False),
-    ):
-        monkeypatch.setenv("WANDB_BASE_URL", url)
-        (tmp_path / "netrc").write_text(f"machine {entry} login user password p\n")
-        assert lacks_wandb_key(setup) is lacks
+# ------------------------------------------------------------------------- dry run
+# What ``--dry-run`` says of the disk, by hand: 12 bytes for each of 1,543,714,304 parameters.
 
 
-@pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (32, "cpu"), (16, "cuda")])
-def test_heads_that_the_engine_does_not_support_on_a_cpu_are_refused(
-    config: Any, tmp_path: Path, size: int, device: str
+# (trainer.max_actor_ckpt_to_keep, recipe.keep_every, recipe.keep_best, text)
+KEPT: list[tuple[int | None, int | None, str | None, str]] = [
+    # 90 and 95, and a third while it is not yet whole
+    (2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
+    (2, 40, "val/x/accuracy", "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all"),
+    # nothing is ever deleted, so the best needs no room of its own
+    (20, None, "val/x/accuracy", "10, one every 10 steps; 18.52 GB each, at most 185.2 GB"),
+]
+UNKNOWN = (None, None, None, "10, one every 10 steps; 12 bytes a parameter each")
+
+
+@pytest.mark.parametrize(
+    ("model", "case"), [("someone/model", UNKNOWN), *((MODEL, case) for case in KEPT)]
+)
+def test_kept_checkpoints(toy_config: Any, model: str, case: tuple[Any, ...]) -> None:
+    config, (last, every, best, text) = toy_config.copy(), case
+    config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
+    config.recipe.keep_every, config.recipe.keep_best = every, best
+    config.actor_rollout_ref.model.path = model
+    assert text in checkpoints(config, steps=95)
+    assert checkpoints(config, steps=90).startswith("9, one every 10 steps")
+    config.trainer.save_freq = -1
+    assert checkpoints(config, steps=95).startswith("none (trainer.save_freq=-1)")
+
+
+def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: Path) -> None:
+    config = toy_config.copy()
+    config.recipe.run_dir = str(tmp_path)
+    assert hours(config, 24).startswith("unknown")
+    with open_dict(config):
+        config.trainer.device, config.recipe.model_path = "cuda", MODEL
+    assert "estimated as by recipe.plan" in hours(config, 24)
+    steps = "".join(f'{{"step": {i}, "timing_s/step": {i}}}\n' for i in (1, 2, 9))
+    (tmp_path / "metrics.jsonl").write_text(steps)
+    assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
+
+
+def small(config: Any, folder: Path) -> None:
+    with open_dict(config):
+        config.recipe.run_dir = str(folder / "run")
+        config.data.train_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
+
+
+def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path: Path) -> None:
+    config = toy_config.copy()
+    config.recipe.augment.format = "published"
+    small(config, tmp_path)
+    with open_dict(config):
+        config.data.train_max_samples, config.data.max_prompt_length = 8, 1000
+        config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
+    text = describe(config, Prompts.from_config(config))
+    assert "8 for training (0 too long), 64 for validation" in text and "first prompt" in text
+    assert "steps          2\n" in text and " 64 to come" in text and "updates        1 " in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.config  # starts a worker process
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("recipe.reward.verifiers", {"toy_arithmetic": "nomodule.check"}, "nomodule"),
+        ("recipe.reward.verifiers", {"nowhere": "own_verifiers.even"}, "data_source nowhere"),
+        ("recipe.keep_best", "val/nowhere/accuracy", "val/toy_arithmetic/accuracy"),
+    ],
+)
+def test_what_the_questions_show_is_refused(
+    toy_config: Any, tmp_path: Path, key: str, value: Any, named: str
 ) -> None:
-    shape = {"hidden_size": 64, "num_attention_heads": 64 // size, "num_hidden_layers": 1}
-    write_json(tmp_path / "config.json", shape | {"intermediate_size": 8, "vocab_size": 8})
-    config.recipe.model_path, config.trainer.device = str(tmp_path), device
-    texts = list(cpu_engine(Setup(config)))
-    assert bool(texts) == (size == 16 and device == "cpu")
-    assert all(text.startswith("recipe.model_path=") and "32, 64" in text for text in texts)
+    config = toy_config.copy()
+    small(config, tmp_path)
+    OmegaConf.update(config, key, value, force_add=True)
+    with pytest.raises(ConfigError, match=named):
+        describe(config, Prompts.from_config(config))

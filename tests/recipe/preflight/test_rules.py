@@ -4,20 +4,15 @@ import copy
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import ray
-import torch
 import transfer_queue
-from abbreviations import SHORT
-from changes import changed
-from composed import composed
-from keys_in_text import wrong_keys_in_code
+from composed import SHORT, changed
 from verl.trainer.ppo import core_algos
 
-from recipe.config.verl_types import KLType
-from recipe.preflight import checks, rules
+from recipe.preflight import checks
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
 from recipe.preflight.engine import ENGINE, STACK
 from recipe.preflight.estimate import LAYERS, adapted
@@ -25,11 +20,8 @@ from recipe.preflight.rules import Check, Setup, messages
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
-OWN_CLASS = {
-    "vespo": "recipe.algorithms.vespo.VESPOLossConfig",
-    "fipo": "recipe.algorithms.fipo.FIPOLossConfig",
-}
-OVERLONG, SEQUENCE = "recipe.reward.overlong", "{A}.loss_agg_mode=seq-mean-token-mean"
+OWN_CLASS = {"vespo", "fipo"}
+SEQUENCE = "{A}.loss_agg_mode=seq-mean-token-mean"
 NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
 PCL = "recipe.curriculum.enable=true recipe.curriculum.value_model=true critic.enable=true"
@@ -61,92 +53,52 @@ def errors(config: Any, changes: str, theme: list[Check] = EVERY) -> list[str]:
 # (changes, words of one message)
 REFUSED = [
     (f"{TA} recipe.advantage.group=rephrasing", "recipe.advantage.name recipe.advantage.group"),
-    (f"{STAR} recipe.advantage.group=question", "recipe.advantage.name recipe.advantage.group"),
-    ("recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=7", "{R}.n"),
     ("recipe.advantage.name=ta_grpo", "recipe.advantage.name recipe.rephrasings.count"),
-    ("recipe.rephrasings.count=2", "{R}.n recipe.rephrasings.count"),
     (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}"),
-    (
-        "recipe.weights.name=gaussian_covariance recipe.weights.arguments={{sigma:x}}",
-        "recipe.weights.gaussian_covariance",
-    ),
     (f"{WEIGHTS} recipe.weights.clip_cov.lower=9", "recipe.weights.clip_cov"),
     ("recipe.weights.name=gaussian_covariance {LOSS}=kl_cov", "recipe.weights.name {LOSS}=kl_cov"),
-    (f"{WEIGHTS} {{LOSS}}=dro {{A}}.policy_loss.dro_beta=1", "recipe.weights.name {LOSS}=dro"),
     ("{LOSS}=clip_cov {A}.ppo_micro_batch_size_per_gpu=1", "{LOSS}=clip_cov"),
-    ("{LOSS}=clip_cov {A}.use_dynamic_bsz=true", "{LOSS}=clip_cov"),
     ("{LOSS}=kl_cov {A}.ppo_mini_batch_size=16", "{A}.ppo_mini_batch_size"),
     (f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=32", "method=gmpo"),
-    (f"{{LOSS}}=gmpo {SEQUENCE}", "{LOSS}=gmpo {A}.policy_loss._target_"),
-    ("{LOSS}=sapo", "{LOSS}=sapo {A}.loss_agg_mode"),
     (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
     ("{A}.loss_agg_mode=seq-mean-token-sum-norm", "{A}.loss_scale_factor"),
     ("{C}.bypass_mode=true {C}.rollout_is=token", "{C}.bypass_mode rollout_is"),
     ("{C}.rollout_is=token {R}.calculate_log_probs=false", "{R}.calculate_log_probs"),
     ("{LOSS}=mine {A}.policy_loss._target_=nowhere.Mine", "{A}.policy_loss._target_=nowhere.Mine"),
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
-    (f"{MAXRL} algorithm.use_kl_in_reward=true", "maxrl algorithm.use_kl_in_reward"),
-    (f"{MAXRL} {OVERLONG}.enable=true", f"maxrl {OVERLONG}.enable"),
     (f"{SDPO} {VERIFIER}", "sdpo recipe.reward.verifiers"),
-    (f"{SDPO} recipe.rephrasings.count=3", "sdpo recipe.rephrasings.count"),
-    (f"{SDPO} {{C}}.bypass_mode=true", "sdpo {C}.bypass_mode"),
     (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
     ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
     (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
-    (f"{NONE} {FILTER}", "recipe.advantage.name algorithm.filter_groups.enable"),
     (GAE, "recipe.advantage.name=verl:gae critic.enable"),
     ("recipe.curriculum.value_model=true", "recipe.curriculum.value_model critic.enable"),
     (f"{PCL} {FILTER}", "recipe.curriculum.value_model algorithm.filter_groups.enable"),
     (f"{GAE} critic.enable=true algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
-    (
-        "recipe.advantage.name=verl:reinforce_plus_plus algorithm.use_kl_in_reward=true",
-        "verl:reinforce_plus_plus algorithm.use_kl_in_reward",
-    ),
     (f"{FILTER} recipe.history.enable=true", "recipe.history.enable algorithm.filter_groups"),
     ("recipe.keep_best=val/t/accuracy trainer.test_freq=-1", "recipe.keep_best trainer.test_freq"),
 ]
 ALLOWED_ALGORITHM = [
     "",
-    f"{GAE} critic.enable=true trainer.critic_warmup=5 {{R}}.n=1",
     PCL,
-    *(f"recipe.advantage.name={name}" for name in ("dr_grpo", "rloo")),
     MAXRL,
     SDPO,
     NONE,
-    f"{NONE} {{R}}.n=1",
-    "recipe.advantage.name=none {A}.use_kl_loss=true",
-    "{LOSS}=dro {A}.policy_loss.dro_beta=0.1",
     VERIFIER,
-    "{LOSS}=gspo {C}.bypass_mode=true",
-    *(
-        f"{TA} recipe.weights.name=clip_cov {{LOSS}}={loss} {{A}}.policy_loss._target_={target}"
-        for loss, target in OWN_CLASS.items()
-    ),
-    *(f"{{LOSS}}=dppo_{x} {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}" for x in ("tv", "kl")),
+    f"{{LOSS}}=dppo_tv {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}",
     f"{RS}'token_k2,seq_max_k3'",
-    TA,
-    f"{STAR} recipe.rephrasings.ratio=own",
     STAR,  # the corner: anchored ratio, normalized per rephrasing
     f"{TA} recipe.rephrasings.ratio=own {{C}}.rollout_is=token",
-    "recipe.advantage.name=rloo recipe.rephrasings.count=3 recipe.advantage.group=rephrasing",
-    *(
-        f"{TA} recipe.weights.name={weights} {{LOSS}}={loss} {SEQUENCE}"
-        for weights in ("gaussian_covariance", "clip_cov")
-        for loss in HOMOGENEOUS
-        if loss not in OWN_CLASS
-    ),
+    f"{TA} recipe.weights.name=clip_cov {{LOSS}}={min(set(HOMOGENEOUS) - OWN_CLASS)} {SEQUENCE}",
     "{LOSS}=clip_cov",
-    "{LOSS}=kl_cov",
     f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=64",
     f"{{LOSS}}=gmpo {SEQUENCE} {{A}}.policy_loss._target_={GMPO_TARGET} {{A}}.use_dynamic_bsz=true",
     "{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=80",
     f"{FILTER} recipe.dynamic_sampling.on_exhausted=stop",
     "recipe.keep_best=val/t/accuracy trainer.test_freq=1",
     "{C}.rollout_is=token {C}.rollout_is_threshold=0.5_5.0",
-    *(f"{{A}}.use_kl_loss=true {{A}}.kl_loss_type={kind}" for kind in ("low_var_kl", "k3+")),
+    "{A}.use_kl_loss=true {A}.kl_loss_type=k3+",
 ]
 
-ULYSSES = "{A}.ulysses_sequence_parallel_size"
 DYNAMIC = "{A}.use_dynamic_bsz=true {R}.log_prob_use_dynamic_bsz=true"
 ACTOR_TOKENS, TOKENS = "{A}.ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu"
 # The toy's longest sequence has 160 + 80 tokens: half of it fits where two ranks share it.
@@ -156,25 +108,18 @@ REF_ULYSSES = "{REF}.fsdp_config.ulysses_sequence_parallel_size=2"
 TWO_GPUS = "trainer.n_gpus_per_node=2 {A}.use_kl_loss=true {A}.ppo_micro_batch_size_per_gpu=32"
 TWO_GPUS += " {R}.log_prob_micro_batch_size_per_gpu=64 {REF}.log_prob_micro_batch_size_per_gpu=128"
 FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
-FLASH3 = "{MODEL}.override_config.attn_implementation=flash_attention_3"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
 REFUSED += [  # found by a call on a trial batch
     (f"recipe.{section}.name={name} recipe.{section}.arguments.{value}", f"{name} {value}")
     for section, name, value in (
         ("advantage", "seed_grpo", "alpha=2"),
-        ("advantage", "unlikeliness", "beta=7"),
         ("weights", "high_entropy", "ratio=2"),
     )
 ]
 REFUSED += [  # verl and its engines
     ("{R}.max_model_len=239", "{R}.max_model_len=239 recipe.rollout.joint_limit"),
     (f"{DYNAMIC} {ACTOR_TOKENS}=239", ACTOR_TOKENS),
-    (f"{DYNAMIC} {{R}}.{TOKENS}=239", f"{{R}}.{TOKENS}"),
-    (
-        f"{GAE} critic.enable=true critic.ppo_infer_max_token_len_per_gpu=239",
-        "critic.ppo_infer_max_token_len_per_gpu=239",
-    ),
     (
         "trainer.n_gpus_per_node=6 trainer.nnodes=2 {R}.tensor_model_parallel_size=4",
         "{R}.tensor_model_parallel_size=4 nodes",
@@ -186,14 +131,9 @@ REFUSED += [  # verl and its engines
     ),
     (TWO_GPUS, "{REF}.log_prob_micro_batch_size_per_gpu 64"),
     ("{A}.ppo_micro_batch_size_per_gpu=48", "{A}.ppo_micro_batch_size_per_gpu=48 64"),
-    ("{R}.log_prob_micro_batch_size_per_gpu=100", "{R}.log_prob_micro_batch_size_per_gpu=100 128"),
     ("trainer.n_gpus_per_node=3", "64 trainer.n_gpus_per_node 3"),
     # The toy's batch has 8 questions; verl would pad it to 24 for the critic's mini-batches of 3.
     (f"{PCL} critic.ppo_mini_batch_size=3", "critic.ppo_mini_batch_size=3 padding"),
-    (
-        f"{GAE} critic.enable=true critic.ppo_mini_batch_size=2 trainer.n_gpus_per_node=32",
-        "critic.ppo_mini_batch_size=2 32",
-    ),
     (
         f"{GAE} critic.enable=true critic.fsdp.ulysses_sequence_parallel_size=2",
         "critic.fsdp.ulysses_sequence_parallel_size=2 rows",
@@ -206,14 +146,9 @@ REFUSED += [  # verl and its engines
     ("{A}.optim.warmup_style=cosine", "{A}.optim.lr_scheduler_type"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
     ("algorithm.adv_estimator=rloo", "recipe.advantage.name=rloo."),
-    ("algorithm.adv_estimator=opo", "recipe.advantage.name=verl:opo."),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
-    ("{A}.fsdp_config.ulysses_sequence_parallel_size=2", "{A}.fsdp_config.ulysses flash"),
-    (f"{ULYSSES}=2 trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {ULYSSES}=2"),
     (FLASH2, "attn_implementation flash_attn"),
-    ("{MODEL}.override_config.attn_implementation=null", "attn_implementation flash_attn"),
-    (FLASH3, "attn_implementation flash_attn_interface"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
 ]
@@ -224,15 +159,12 @@ ALLOWED_ENGINE = [
     "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
     f"{ACTOR_TOKENS}=239 {{R}}.{TOKENS}=239",  # not read with fixed sizes
     f"{DYNAMIC} {ACTOR_TOKENS}=240 {{R}}.{TOKENS}=240",
-    *("data.gen_batch_size=" + size for size in ("1", "4", "16")),
     f"{FILTER} data.gen_batch_size=1",
     "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
     "skip.rollout_tq.enable=true skip.rollout_tq.steps=[1]",
     "global_profiler.steps=[2] global_profiler.tool=torch {A}.profiler.enable=true",
     "trainer.log_val_generations=5 trainer.logger=[console,wandb]",
-    f"{OWN_LOOP} {{R}}.scheduling_policy=priority",
     OWN_LOOP,
-    f"{OWN_LOOP} {{R}}.multi_turn.max_user_turns=3",
 ]
 
 KERNELS = "{MODEL}.use_fused_kernels=true {A}.use_fused_kernels=true "
@@ -259,8 +191,6 @@ REFUSED += [
     (f"{LORA}{change}", f"{change.partition('=')[0]} {named}")
     for change, named in (
         ("{MODEL}.target_modules=[qkv_proj]", "unknown are qkv_proj"),
-        ("{MODEL}.target_modules='.*proj'", "pattern"),
-        ("{MODEL}.target_modules=[]", "no layer is left"),
         (f"{{MODEL}}.exclude_modules=[{','.join(LAYERS)}]", "no layer is left"),
         ("{MODEL}.exclude_modules=v_proj", "pattern"),
         ("{MODEL}.lora.merge=false", "{MODEL}.lora.merge=true"),
@@ -291,8 +221,6 @@ def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
     [
         (ASYNC, 1),
         (f"{ASYNC} {{C}}.rollout_is=token", 0),
-        (f"{ASYNC} {RS}token_k1", 0),
-        (f"{ASYNC} {{C}}.bypass_mode=true", 0),
         ("", 0),
     ],
 )
@@ -312,12 +240,7 @@ def by_value(rewards_B, group_B, *, values_BT):
 def by_entropy(logprobs_BT, advantages_BT, mask_BT, group_B, *, entropy_BT):
     return mask_BT * entropy_BT.abs()
 
-@token_weight(inputs=("rollout_logprobs_BT",))
-def by_engine(logprobs_BT, advantages_BT, mask_BT, group_B, *, rollout_logprobs_BT):
-    return mask_BT * rollout_logprobs_BT.abs()
-
 def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
-def power(logprobs_BT, advantages_BT, mask_BT, group_B, *, power): return mask_BT.double() ** power
 """
 OWN_LOSS = """
 from dataclasses import dataclass
@@ -335,9 +258,7 @@ MODULES = {
     "own": OWN,
     "own_loss": OWN_LOSS,
     "own_estimator": ESTIMATOR.format("core_algos.get_adv_estimator_fn('grpo')"),
-    "own_broken": ESTIMATOR.format("nobody"),
     "own_boom": "raise ValueError('boom')",
-    "own_torn": "def f(:",
 }
 
 
@@ -354,7 +275,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MINE = "recipe.advantage.name=own."
 WEIGHT = "recipe.weights.name=own."
-ENGINE_LOGPROBS = f"{WEIGHT}by_engine {{R}}.calculate_log_probs="
 LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
 
 
@@ -364,32 +284,17 @@ LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
     [
         # inputs that the run does not compute
         (f"{MINE}by_value", "values_BT is None"),
-        (f"{MINE}by_value {PCL}", "values_BT is None"),
         (f"{WEIGHT}by_entropy", None),
         (f"{WEIGHT}by_entropy {{C}}.bypass_mode=true", "entropy_BT is None"),
-        ("recipe.weights.name=high_entropy {C}.bypass_mode=true", "entropy_BT is None"),
-        (f"{ENGINE_LOGPROBS}true", None),
-        (f"{ENGINE_LOGPROBS}false", "rollout_logprobs_BT is None"),
         # arguments and results
-        (f"{MINE}scaled", "'scale'"),
         (f"{MINE}scaled recipe.advantage.arguments={{{{scale:inf}}}}", "NaN or infinite"),
         (f"{MINE}scaled recipe.advantage.arguments={{{{scale:2.0}}}}", None),
-        (f"{WEIGHT}power recipe.weights.arguments={{{{power:0.7}}}}", None),
-        (f"{WEIGHT}power", "recipe.weights.arguments.NAME=VALUE"),
         # names and modules
         (f"{MINE}gone", "no function gone"),
         ("recipe.advantage.name=own_boom.f", "own_boom cannot be imported (ValueError: boom"),
-        ("recipe.advantage.name=own_torn.f", "own_torn cannot be imported (SyntaxError"),
-        ("algorithm.adv_estimator=mine", "recipe.advantage.name=verl:mine"),  # the remedy
         ("recipe.advantage.name=verl:mine {MODEL}.external_lib=own_estimator", None),
-        (
-            "recipe.advantage.name=verl:mine {MODEL}.external_lib=own_broken",
-            "{MODEL}.external_lib=own_broken: it cannot be imported (NameError",
-        ),
         (f"{LOSS}.Mine {{A}}.policy_loss.alpha=2", None),
-        (f"{LOSS}.Nope", "_target_=own_loss.Nope: "),
         (f"{LOSS}.Mine {{A}}.policy_loss.alhpa=2", "alhpa"),
-        (f"{LOSS}.Mine {{LOSS}}=mien", "loss_mode=mien with "),
     ],
 )
 def test_what_a_user_wrote_is_imported_and_called_once(
@@ -416,80 +321,10 @@ def test_layers_with_an_adapter(toy: Any, targets: str, excluded: str, layers: l
         assert adapted(Setup(toy)) == layers
 
 
-@pytest.mark.parametrize("flash", [FLASH2, FLASH3])
-def test_flash_attention_divides_a_sequence_over_ranks(
-    toy: Any, monkeypatch: pytest.MonkeyPatch, flash: str
-) -> None:
-    monkeypatch.setattr("recipe.preflight.rules.is_missing", lambda module: False)
-    base, both = f"{flash} {HALVES} trainer.n_gpus_per_node=2", "{A}.use_dynamic_bsz=true"
-    old = f"{ULYSSES}=2 {{REF}}.ulysses_sequence_parallel_size=2"
-    new = f"{{A}}.fsdp_config.ulysses_sequence_parallel_size=2 {REF_ULYSSES}"
-    for sizes in (old, new):
-        assert errors(toy, f"{base} {both} {sizes}", ENGINE) == []
-
-
-# (settings of an example for GPUs, package that they need)
-ON_GPUS = [
-    ("{A}.strategy=fsdp {REF}.strategy=fsdp", None),
-    (f"{FLASH2} {ULYSSES}=2", "flash_attn"),
-    (f"{FLASH3} {ULYSSES}=2", "flash_attn_interface"),
-    (KERNELS + "triton", None),
-    (KERNELS + "liger", "liger_kernel"),
-    ("{R}.quantization=torchao", "torchao"),
-]
-
-
-@pytest.mark.config
-@pytest.mark.parametrize(("changes", "package"), ON_GPUS)
-def test_on_gpus_with_and_without_the_package(
-    monkeypatch: pytest.MonkeyPatch, changes: str, package: str | None
-) -> None:
-    missing: list[str | None] = []
-    monkeypatch.setattr(
-        "recipe.preflight.rules.is_missing", lambda module: module.split(".")[0] in missing
-    )
-    assert errors(composed("cw_grpo"), changes) == []
-    missing.append(package)
-    refused = "".join(errors(composed("cw_grpo"), changes)).replace("_", "-")
-    assert (package or "").replace("_", "-") in refused and bool(refused) == bool(package)
-
-
 def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> None:
     """128 responses on 2 GPUs: 64 on a rank, but 128 where two ranks share a sequence."""
     refused = errors(toy, f"{TWO_GPUS} {REF_ULYSSES}")
     assert not [message for message in refused if "micro_batch" in message]
-
-
-def test_checkpoints_may_be_where_the_run_folder_has_them(toy: Any, tmp_path: Path) -> None:
-    """However the path is written, or on another disk by a link."""
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
-    for run, saves in (("runs/toy", Path("runs/toy/checkpoints").resolve()),
-                       (tmp_path / "run", tmp_path / "disk")):  # fmt: skip
-        paths = f"recipe.run_dir={run} trainer.default_local_dir={saves}"
-        assert errors(toy, paths, ENGINE) == []
-
-
-# ------------------------------------------------------------------------- the lists
-
-
-def test_the_list_has_a_line_for_each_check_and_names_keys_that_exist() -> None:
-    themes = checks.SETTINGS | checks.PLACE
-    page = rules.page(themes)
-    assert page.count("\n") + 1 == sum(map(len, themes.values())) + len(themes)  # and their heads
-    assert wrong_keys_in_code(f"{page!r}", {}) == []
-
-
-# ------------------------------------------------------------------------- compared with verl
-
-
-def test_the_kinds_of_kl_are_those_that_verl_knows() -> None:
-    zero = torch.zeros(1, 1)
-    for name in get_args(KLType):
-        assert core_algos.kl_penalty(zero, zero, name).item() == 0
-    with pytest.raises(NotImplementedError):
-        core_algos.kl_penalty(zero, zero, "full")
 
 
 def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

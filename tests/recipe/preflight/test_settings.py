@@ -1,88 +1,56 @@
-"""Bad settings and commands: exit code 1 or 2, a message that names the key, nothing started."""
+"""Bad settings are rejected by key; verl's key table; weights and verifiers by source."""
 
 import contextlib
 import copy
 import re
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-import yaml
-from changes import changed
-from composed import composed
+from composed import changed, composed
+from omegaconf import OmegaConf
 
+from prompt_aug.questions import Question, make_question
+from prompt_aug.verifiers import VerifierLimits
 from recipe import train
-from recipe.config import settings, verl_types
-from recipe.config.base import CONFIG, base, flat, known_keys
+from recipe.config import settings, verl, verl_types
+from recipe.config.base import base, flat, known_keys
 from recipe.config.compose import compose_config
 from recipe.config.verl import LOSS, SWITCHES
 from recipe.errors import ConfigError
+from recipe.preflight import keys
 from recipe.preflight.checks import validate
+from recipe.preflight.questions import check_verifiers, counts_of, weighted
 from recipe.trainer import launch
 
 A, R, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 # Each is set in a valid configuration of the toy; the message must name the key.
 SETTINGS = f"""
-{R}.temperature=0           {R}.temperature=nan            {R}.n=1            {R}.top_p=1.5
-{R}.top_k=0                 {R}.val_kwargs.temperature=-3  {R}.max_num_seqs=0 {R}.dtype=int8
-{R}.gpu_memory_utilization=2        {R}.max_model_len=100  {R}.max_model_len=null
-{R}.data_parallel_size=2    {R}.tensor_model_parallel_size=4       {R}.quantization=int4
-{R}.agent.default_agent_loop=tool_agent     {R}.agent.agent_loop_manager_class=nowhere.Manager
-trainer.total_training_steps=ten    trainer.total_training_steps=1.5 trainer.nnodes=-1
-trainer.total_training_steps=null   trainer.n_gpus_per_node=3        trainer.device=tpu
-trainer.save_freq=-2                trainer.max_actor_ckpt_to_keep=0 trainer.logger=tensorbord
-trainer.resume_mode=disable         trainer.resume_mode=resume_path  trainer.resume_from_path=x
-trainer.default_local_dir=/proc/x   trainer.v1.trainer_mode=separate_async
-{MODEL}.tiled_mlp.enabled=true      {A}.use_prefix_grouper=true      {A}.checkpoint.async_save=true
-{A}.checkpoint.save_contents=[model]        {A}.checkpoint.load_contents=null
-data.truncation=left                data.train_batch_size=30         data.max_response_length=0
-data.train_max_samples=0            data.train_files=''              data.val_files=['']
-data.custom_cls.path=/nowhere.py    data.max_response_length=1000000000
-{A}.ppo_epochs=0            {A}.ppo_micro_batch_size_per_gpu=48      {A}.optim.lr=inf
-{A}.optim.lr=fast           {A}.optim.lr=1e6               {A}.optim.lr_warmup_steps=null
-{A}.optim.lr_warmup_steps_ratio=2   {A}.optim.lr_scheduler_type=linear
-{A}.optim.override_optimizer_config=true    {A}.optim.betas=[0.9,1.0]
-{A}.fsdp_config.ulysses_sequence_parallel_size=nan         {A}.ulysses_sequence_parallel_size=2
-{A}.clip_ratio_high=-0.2    {A}.clip_ratio_c=1             {A}.kl_loss_type=foo
-{A}.loss_agg_mode=mean      {A}.policy_loss.loss_mode=ppo  {A}.loss_scale_factor=-1
-{A}.use_dynamic_bsz=yes     {A}.grad_clip=0.1              {MODEL}.external_lib=nowhere
-{MODEL}.tokenizer_path=x    {MODEL}.lora_rank=8            {MODEL}.lora_rank=-1
-{MODEL}.fused_kernel_options.impl_backend=cuda             critic.optim.lr=0
-reward.reward_manager.source=register       reward.reward_manager.module.path=/nowhere.py
-reward.reward_manager.module.path=pkg://nowhere            custom_reward_function.path=x.py
-critic.enable=true          distillation.enabled=true      ray_kwargs.ray_init.num_cpus=0
-algorithm.adv_estimator=gae         algorithm.kl_penalty=full        algorithm.kl_ctrl.type=x
-algorithm.filter_groups.metric=score        algorithm.rollout_correction.rollout_is=tokens
-eval.temperature=hot        eval.benchmarks=3              eval.template=nope
-recipe.keep_best=val/toy/accuracy/mean      recipe.reward.verifiers=mine.check
-recipe.reward.verifiers={{toy:3}}           recipe.source_weights={{toy:0}}
-recipe.seed=-1              recipe.seed=4294967296         recipe.seed=0.5
-recipe.name=''              recipe.overlong_filter=1       recipe.save_rollouts_every=-1
-recipe.augment.bank=/       recipe.augment.bank=/nowhere/bank.yaml   recipe.augment.mode=fixed
-recipe.augment.templates=[] recipe.augment.templates=[qwen-math,qwen-math]
-recipe.augment.templates=[qwen_math]        recipe.augment.weights=[1,-1,1,1]
-recipe.augment.weights=[0,0,0,0]            recipe.augment.weights=[1,1]
-recipe.rephrasings.count=2  recipe.rephrasings.ratio=both  recipe.one_question=[1]
-recipe.advantage.name=gae   recipe.advantage.name=..       recipe.advantage.name=nowhere.f
-recipe.advantage.name=os.path       recipe.advantage.name=os.path.join
-recipe.advantage.arguments={{zzz:1}}        recipe.advantage.arguments=3
-recipe.weights.name=cosine          recipe.weights.name=math.sqrt
-recipe.history.floor=0.5    recipe.curriculum.target=2     recipe.guard.action=rollback
-{A}.policy_loss.loss_mode=clipcov   reward_model.enable=true         {R}.mode=sync
+{R}.temperature=0           {R}.n=1            {R}.top_p=1.5      {R}.max_model_len=100
+{R}.data_parallel_size=2    {R}.tensor_model_parallel_size=4      {R}.mode=sync
+{R}.agent.default_agent_loop=tool_agent     trainer.total_training_steps=1.5
+trainer.n_gpus_per_node=3   trainer.save_freq=-2                  trainer.resume_mode=resume_path
+{A}.checkpoint.save_contents=[model]        data.train_batch_size=30   data.train_files=''
+data.max_response_length=1000000000         {A}.ppo_micro_batch_size_per_gpu=48
+{A}.optim.lr=inf            {A}.optim.lr=1e6               {A}.optim.betas=[0.9,1.0]
+{A}.clip_ratio_high=-0.2    {A}.policy_loss.loss_mode=clipcov     {A}.use_dynamic_bsz=yes
+{MODEL}.external_lib=nowhere         {MODEL}.lora_rank=8   custom_reward_function.path=x.py
+critic.enable=true          distillation.enabled=true      algorithm.adv_estimator=gae
+eval.template=nope          recipe.keep_best=val/toy/accuracy/mean
+recipe.reward.verifiers=mine.check          recipe.source_weights={{toy:0}}
+recipe.seed=4294967296      recipe.augment.bank=/nowhere/bank.yaml     recipe.augment.mode=fixed
+recipe.augment.templates=[qwen-math,qwen-math]   recipe.augment.weights=[0,0,0,0]
+recipe.advantage.name=os.path.join          recipe.advantage.arguments={{zzz:1}}
+recipe.weights.name=cosine  recipe.history.floor=0.5       recipe.guard.action=rollback
 """.split()
 # (setting, other key that the message names)
 NAMES_ANOTHER = [
-    ("eval.benchmarks=[{path: x}]", "eval.benchmarks[0].name"),
     ("eval.benchmarks=[{name: amc, samples: 0}]", "eval.benchmarks[0].samples=0"),
-    ("eval.benchmarks=[{name: amc, template: nope}]", "eval.benchmarks"),
     (f"{R}.name=sglang", "'vllm'"),
-    (f"{A}.strategy=megatron", "fsdp2"),
-    ("model_engine=megatron", "'dp'"),
-    (f"{A}.kl_loss_type=full", "k3"),
-    ("recipe.advantage.name=recipe.errors.nosuch", "recipe.errors has no function nosuch"),
 ]
 
 
@@ -107,16 +75,6 @@ def test_the_configuration_of_these_cases_is_valid(toy: Any) -> None:
     validate(toy)
 
 
-@pytest.mark.config
-def test_several_bad_values_are_all_named() -> None:
-    with pytest.raises(ConfigError) as refused:
-        composed("toy", f"{A}.optim.lr=nan", "recipe.overlong_filter=maybe")
-    assert [line.partition("=")[0] for line in str(refused.value).splitlines()] == [
-        "recipe.overlong_filter",
-        f"{A}.optim.lr",
-    ]
-
-
 def test_every_key_of_ours_has_a_type_and_a_meaning_and_every_typed_key_exists() -> None:
     ours = {key for key, _ in flat(base()) if key.startswith("recipe.")}
     assert {key for key in ours if "verifier_limits" not in key} <= set(settings.meanings())
@@ -139,30 +97,12 @@ OWN_LOSS = f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.clip_cov_ratio=0.1
     [
         (f"{A}.kl_loss_coef=0.04", f"{A}.use_kl_loss=false"),
         ("recipe.guard={window:5}", "recipe.guard.action=off"),
-        (f"{MODEL}.lora_alpha=32", f"{MODEL}.lora_rank=0"),
         ("method=cw_grpo recipe.weights.clip_cov.ratio=0.1", f"{NAME}=gaussian_covariance"),
-        (f"method=sapo {A}.policy_loss.ppo_kl_coef=1", f"{LOSS}=sapo"),
-        (f"{A}.ppo_max_token_len_per_gpu=512", f"{A}.use_dynamic_bsz=false"),
-        (
-            f"{A}.use_dynamic_bsz=true {A}.ppo_micro_batch_size_per_gpu=1",
-            f"{A}.use_dynamic_bsz=true",
-        ),
         (f"method=kl_cov {A}.clip_ratio_high=0.28", f"{LOSS}=kl_cov"),
-        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", f"{A}.use_kl_loss=false"),
-        (f"{A}.optim.min_lr_ratio=0.1", f"{A}.optim.lr_scheduler_type=constant"),
-        (f"{A}.profiler.enable=true", "global_profiler.steps=null"),
         (f"{CRITIC} critic.optim.min_lr_ratio=0.1", "critic.optim.lr_scheduler_type=constant"),
-        ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.horizon=9", "kl_ctrl.type=fixed"),
-        ("recipe.rephrasings.ratio=own", "recipe.rephrasings.count=0"),
         (f"{A}.loss_scale_factor=100", f"{A}.loss_agg_mode=seq-mean-token-mean"),
-        ("algorithm.filter_groups.enable=true data.gen_batch_size=4", "groups.enable=true"),
         # Negative controls
-        (f"{A}.use_kl_loss=false actor_rollout_ref.ref.fsdp_config.param_offload=true", None),
-        (f"method=cispo {A}.clip_ratio_high=0.3", None),
-        (f"{LOSS}=of_external_lib {A}.clip_ratio_high=0.3", None),
         (f"{CRITIC} critic.optim.lr_scheduler_type=cosine critic.optim.min_lr_ratio=0.1", None),
-        (f"global_profiler.steps=[1] global_profiler.tool=torch {A}.profiler.enable=true", None),
-        (KL.format("true"), None),
         (KL.format("false"), None),  # turned off in the same command
         (OWN_LOSS, None),
         ("method=cw_grpo recipe.weights.gaussian_covariance.preset=official_code", None),
@@ -174,19 +114,83 @@ def test_an_override_that_a_switch_turns_off_is_refused(overrides: str, switch: 
         compose_config("toy_methods", overrides.split())
 
 
-@pytest.mark.config
-def test_the_loggers_are_verls() -> None:
-    from verl.utils.tracking import Tracking
-
-    assert set(get_args(verl_types.Logger)) == set(Tracking.supported_backend)
+# ------------------------------------------------------------------------- keys
+# Key table of verl: it is what verl's source gives, and the search for readers by hand.
 
 
 @pytest.mark.config
-def test_keys_that_have_moved_are_gone_and_their_places_exist() -> None:
-    for pattern, text in yaml.safe_load((CONFIG / "moved.yaml").read_text("utf-8")).items():
-        assert "*" in pattern or pattern not in known_keys()
-        named = re.findall(r"set ([a-z_]+\.[a-z_.]*[a-z_])(?![.*\w])", text)
-        assert [key for key in named if key not in known_keys()] == [], text
+def test_the_table_is_rebuilt_from_the_installed_verl() -> None:
+    """A new verl shows up here: run python -m recipe.preflight.keys and read the difference."""
+    assert keys.fixed(keys.build()) == verl.fixed_keys()
+
+
+@pytest.mark.config
+def test_a_key_without_effect_is_found_and_its_default_is_not() -> None:
+    # actor.rollout_n has no effect, and follows rollout.n by default
+    config = composed("grpo", "actor_rollout_ref.rollout.n=4").copy()
+    assert config.actor_rollout_ref.actor.rollout_n == 4
+    assert list(verl.changed_keys(config)) == []
+    OmegaConf.update(config, "actor_rollout_ref.nccl_timeout", 60)
+    result = [(key, value) for key, value, _ in verl.changed_keys(config)]
+    assert result == [("actor_rollout_ref.nccl_timeout", 60)]
+
+
+# ------------------------------------------------------------------------- sources
+# Data sources: rows by weight, by hand, and verifiers that are tried before a run.
+
+
+def questions(**counts: int) -> list[Question]:
+    return [
+        make_question(text=f"{source} {i}?", answers=(str(i + 1),), source=source)
+        for source, count in counts.items()
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "rows"),
+    [
+        ({"a": 4, "b": 2}, None, {"a": 4, "b": 2}),
+        ({"a": 4, "b": 2}, {"a": 3.0, "b": 1.0}, {"a": 6, "b": 2}),
+        ({"a": 4, "b": 3}, {"a": 0.5, "b": 0.5}, {"a": 4, "b": 4}),  # one of b occurs twice
+        ({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1, "c": 2}, {"a": 2, "b": 2, "c": 4}),
+    ],
+)
+def test_rows_by_weight(sizes: dict, weights: Any, rows: dict[str, int]) -> None:
+    made = weighted(questions(**sizes), weights)
+    assert counts_of(made) == rows
+    times = {q.uid: sum(row.uid == q.uid for row in made) for q in questions(**sizes)}
+    assert min(times.values()) == 1 if weights else set(times.values()) == {1}
+    for source in sizes:  # those of a source equally often, up to one
+        of_source = [times[q.uid] for q in questions(**sizes) if q.source == source]
+        assert max(of_source) - min(of_source) <= 1
+
+
+def tried(**functions: str) -> dict[str, Any]:
+    limits = VerifierLimits(cpu_seconds=0.5, memory_gib=0.1).model_dump()
+    verifiers = {source: f"own_verifiers.{name}" for source, name in functions.items()}
+    reward = {"verifiers": verifiers, "verifier_limits": limits, "extraction": "default"}
+    config = OmegaConf.create({"recipe": {"reward": reward}})
+    return check_verifiers(config, questions(a=2, b=1))
+
+
+@pytest.mark.config  # starts worker processes
+@pytest.mark.parametrize(
+    ("functions", "named"),
+    [
+        ({"a": "hangs"}, r"first row of a .* timeout \(cpu\)"),
+        ({"c": "even"}, "no row of data.train_files or data.val_files .* Use one of a, b"),
+        ({"a": "even", "b": "text_part"}, None),
+    ],
+)
+def test_verifiers_are_called_on_the_first_row_of_their_source(
+    functions: dict[str, str], named: str | None
+) -> None:
+    if named is None:
+        assert tried(**functions).get("functions", {}).keys() == functions.keys()
+        return
+    with pytest.raises(ConfigError, match=rf"reward\.verifiers\.\w+=own_verifiers\..*{named}"):
+        tried(**functions)
 
 
 # ------------------------------------------------------------------------- commands
@@ -239,8 +243,6 @@ def test_a_bad_command_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import shlex
-
     monkeypatch.chdir(tmp_path)
     try:
         assert train.main(shlex.split(command)) == code
@@ -249,46 +251,3 @@ def test_a_bad_command_is_refused(
     stderr = capsys.readouterr().err
     assert named in stderr and "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []  # nothing was written
-
-
-HEAD = "defaults: [recipe, _self_]\n"
-FILES = {
-    "recipe: {name: x": "config.yaml",
-    "data: {seed: 3}\n": "section recipe",
-    HEAD + "recipe: {name: x}\ndata: {train_batch_sise: 3}\n": "did you mean data.train_batch_size",
-    HEAD: "recipe.name: not set",
-    HEAD + "recipe: {name: x}\n": "trainer.total_training_steps: not set",
-    HEAD + "recipe: {name: \xff\xfe}\n": "config.yaml",  # not UTF-8
-}
-
-
-@pytest.mark.config
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize(("content", "named"), FILES.items())
-def test_a_broken_example_is_refused(
-    content: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_bytes(content.encode("latin-1"))
-    assert train.main([str(tmp_path)]) == 1
-    stderr = capsys.readouterr().err
-    assert named in stderr and "Traceback" not in stderr
-
-
-@pytest.mark.config
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize(
-    ("key", "content"),
-    [
-        ("data.train_files", b"PAR1 torn"),
-        ("data.val_files", b"{}"),
-        ("recipe.augment.bank", b"\xff\xfe"),
-    ],
-)
-def test_an_own_file_that_cannot_be_read(
-    key: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own").write_bytes(content)
-    run = f"recipe.run_dir={tmp_path}/run"
-    assert train.main(["toy", f"{key}={tmp_path}/own", run]) == 1
-    stderr = capsys.readouterr().err
-    assert f"{tmp_path}/own" in stderr and "Traceback" not in stderr

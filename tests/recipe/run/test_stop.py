@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from recipe.run import progress, stop
+from recipe.run import processes, progress, stop
 from recipe.run.folder import RunFolder
 from recipe.run.stop import Limit, StopRequest, Watchdog
 
@@ -250,3 +251,66 @@ def test_a_signal_ends_a_run_that_cannot_be_asked_to_save(tmp_path: Path) -> Non
     process = launched(tmp_path, "step, full")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 1
+
+
+# ------------------------------------------------------------------------- processes
+# Processes of a run are found by their mark and ended, also when the run was killed.
+
+
+SLEEPER = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print(flush=True); time.sleep(120)"
+)
+
+
+def sleeper(mark: str) -> subprocess.Popen:
+    environment = {**os.environ, processes.MARK: mark}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], env=environment, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it ignores SIGTERM from here on
+    return process
+
+
+def wait_gone(pid: int, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
+    mine, foreign = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
+    try:
+        assert processes.end(str(tmp_path / "a"), patience=0.5) == 1
+        mine.wait(20)
+        assert foreign.poll() is None
+    finally:
+        for process in (mine, foreign):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.config
+def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
+    mark = str(tmp_path / "run")
+    program = (
+        "import subprocess, sys, time; from recipe.run import processes\n"
+        "reaper = processes.start_reaper(sys.argv[1])\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}])\n"
+        "print(child.pid, flush=True); time.sleep(120)"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, mark],
+        env={**os.environ, processes.MARK: mark},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    orphan = int(run.stdout.readline())
+    run.kill()
+    run.wait()
+    assert wait_gone(orphan)

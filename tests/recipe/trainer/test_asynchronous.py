@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_queue import BASE, MIXED, WRONG, Queue
 from omegaconf import OmegaConf
+from rollout_batches import BASE, MIXED, WRONG, GroupQueue
 from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -26,7 +26,7 @@ from recipe.trainer.replay_buffer import BoundedReplayBuffer
 BATCH = 4
 
 
-class Timed(Queue):
+class Timed(GroupQueue):
     """Group i runs for `lengths[i]` polls, the length of its longest response."""
 
     def __init__(self, lengths: list[int], groups: Any = None) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from fake_queue import BASE, HALF, LOST, MIXED, RIGHT, WRONG, Group, Queue
 from omegaconf import OmegaConf
+from rollout_batches import BASE, HALF, LOST, MIXED, RIGHT, WRONG, Group, GroupQueue
 from verl.trainer.ppo.v1 import replay_buffer
 
 from recipe.errors import ExhaustedError, RolloutError
@@ -28,9 +28,9 @@ def sample(
     looks: int | Callable[[], int] = 0,
     in_rounds: bool = False,
     vanish: frozenset[str] = frozenset(),
-) -> tuple[list[str], dict[str, float], Queue, list[tuple[str, float]]]:
+) -> tuple[list[str], dict[str, float], GroupQueue, list[tuple[str, float]]]:
     """(groups in the batch, counts, queue, calls of `on_evicted`) of one step."""
-    queue, evicted = Queue(script, looks if callable(looks) else lambda: looks), []
+    queue, evicted = GroupQueue(script, looks if callable(looks) else lambda: looks), []
     queue.vanish = set(vanish)
     monkeypatch.setattr(replay_buffer, "tq", queue)
     monkeypatch.setattr(ours, "tq", queue)
@@ -154,7 +154,7 @@ def test_in_rounds_the_order_of_arrival_does_not_matter(
     assert (len(seen) == 1) is in_rounds
 
 
-def verls_buffer(monkeypatch: pytest.MonkeyPatch, queue: Queue, metric: str | None) -> Any:
+def verls_buffer(monkeypatch: pytest.MonkeyPatch, queue: GroupQueue, metric: str | None) -> Any:
     monkeypatch.setattr(replay_buffer, "tq", queue)
     buffer = replay_buffer.ReplayBuffer(
         **BASE, refill_fn=queue.submit, filter_groups_metric=metric, train_batch_size=2
@@ -165,7 +165,7 @@ def verls_buffer(monkeypatch: pytest.MonkeyPatch, queue: Queue, metric: str | No
 
 def test_verl_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap: fails when verl bounds its own filter. Then delete the adapter."""
-    buffer = verls_buffer(monkeypatch, Queue([WRONG] * 500, lambda: 0), "acc")
+    buffer = verls_buffer(monkeypatch, GroupQueue([WRONG] * 500, lambda: 0), "acc")
     with pytest.raises(StopIteration):  # the script of 500 groups is exhausted
         buffer.sample(global_steps=1, partition_id="train", batch_size=2)
 
@@ -204,7 +204,7 @@ def test_a_failure_ends_the_step_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_verl_trains_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap: fails when verl counts the rollouts of a batch. Then delete our check."""
-    queue = Queue([HALF, MIXED], lambda: 0)
+    queue = GroupQueue([HALF, MIXED], lambda: 0)
 
     def finish(uid: str, group: Group) -> None:  # as verl's workers: store the successful ones
         queue.tags[uid]["status"] = "failure" if None in group else "finished"

@@ -9,14 +9,12 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import AdaptiveKLController
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from recipe.rollout import server
 from recipe.rollout.agent_loop import EPOCH
 from recipe.run.folder import RunFolder
-from recipe.trainer import records, task_runner
+from recipe.trainer import records
 from recipe.trainer import trainer as trainers
 from recipe.trainer.batch import ACTOR_FIELDS
 from recipe.trainer.question_stats import QuestionStats
-from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.trainer import RecipeTrainer
 
 OFF = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
@@ -31,22 +29,6 @@ def bare(config: Any = None, **attributes: Any) -> Any:
         setattr(trainer, name, value)
     trainer.config = OmegaConf.create(config)
     return trainer
-
-
-def test_verls_trainer_is_synchronous_and_has_a_float_as_temperature(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(
-        trainers.SavingTrainer, "__init__", lambda self, config: given.append(config)
-    )
-    rollout: Any = {"rollout": {"temperature": 1}}
-    v1 = {"v1": {"trainer_mode": "recipe_sync"}}
-    config = OmegaConf.create({"recipe": RECIPE, "actor_rollout_ref": rollout, "trainer": v1})
-    RecipeTrainer(config)
-    assert given[0].trainer.v1.trainer_mode == "sync"
-    # As verl/utils/kernel/linear_cross_entropy.py asserts.
-    assert isinstance(given[0].actor_rollout_ref.rollout.temperature, float)
 
 
 def fetched(
@@ -155,17 +137,6 @@ def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not(
     assert trainer._fetch(batch) == (batch, None)  # the temperature of the rollout: no pass
 
 
-@pytest.mark.parametrize("repeatable", [False, True])
-def test_only_a_repeatable_run_samples_in_rounds(
-    monkeypatch: pytest.MonkeyPatch, toy_config: Any, repeatable: bool
-) -> None:
-    monkeypatch.setattr(PPOTrainer, "_build_replay_buffer", lambda self: None)
-    monkeypatch.setattr(BoundedReplayBuffer, "of", lambda _, **own: SimpleNamespace(**own))
-    trainer = bare(toy_config.copy())
-    trainer.config.recipe.rollout.request_seeds = repeatable
-    assert trainer._build_replay_buffer().in_rounds is repeatable
-
-
 def test_rollouts_are_saved_every_second_step_before_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -180,16 +151,3 @@ def test_rollouts_are_saved_every_second_step_before_its_checkpoint(
         trainer.global_steps = step
         trainer._compute_advantage(None, {})
     assert list(RunFolder(tmp_path).rollout_steps()) == [2, 4]
-
-
-def test_the_rollout_server_is_registered_before_verl_looks_it_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(task_runner.progress, "reached", lambda *_: None)
-    monkeypatch.setattr(task_runner, "refuse_shared_queue", lambda: None)
-    monkeypatch.setattr(server, "register", lambda: order.append("register"))
-    monkeypatch.setattr(task_runner._Runner, "run", lambda self, config: order.append("verl"))
-    runner: Any = object.__new__(task_runner.RecipeTaskRunner)
-    runner.run(OmegaConf.create({"recipe": {"run_dir": "r"}}))
-    assert order == ["register", "verl"]

@@ -81,11 +81,6 @@ def test_what_verl_prints_is_read() -> None:
     assert line == finite
 
 
-@pytest.mark.parametrize("command", ["", "main_ppo a.b='", "main_ppo a.b=[1"])
-def test_a_truncated_command_gives_no_settings(command: str) -> None:
-    assert list(overrides(f"python -m verl.trainer.{command}\nstep:1 - a:1")) == []
-
-
 @pytest.mark.config
 def test_a_report_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, out = tmp_path / "run.log", tmp_path / "out"
@@ -98,26 +93,3 @@ def test_a_report_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "0,25" in (out / "validation.csv").read_text()
     assert RunFolder(run).config.exists() and (out / "index.html").exists()
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "name a RUN, or --log FILE"),
-        (["--log", "empty.log"], "--log FILE needs --out FOLDER"),
-        (["--log", "empty.log", "--out", "out"], "no line `step:N"),
-        (["--log", "missing.log", "--out", "out"], "there is no such file"),
-    ],
-)
-def test_what_cannot_be_read_is_rejected(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty.log").write_text("nothing to see: step:3 done\n")
-    assert main(arguments) != 0
-    assert said in capsys.readouterr().err
-    assert not Path("out").exists()

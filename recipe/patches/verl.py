@@ -1,0 +1,109 @@
+"""Patches of verl 0.9.1 for every process; each function states the gap that it closes."""
+
+import functools
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+import wrapt
+
+from recipe.run.environment import RUN_ID
+
+NAME = "/rl-colocate-zmq-"
+
+
+@wrapt.when_imported("verl.utils.model")
+def load_critics(module: ModuleType) -> None:
+    """Load a critic with the attention of its configuration; verl imports this at each call.
+
+    verl loads the model of a critic with flash_attention_2, whatever attention
+    ``critic.model.override_config`` names. Without the package flash-attn, which neither of our
+    environments has, no critic starts (``method=ppo``, ``method=pcl``), and verl's error asks for
+    the package trl.
+    """
+
+    @functools.wraps(module.load_valuehead_model)
+    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            torch_dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=model_config._attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load  # type: ignore[attr-defined]
+
+
+@wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
+def send_lora_unrounded(module: ModuleType) -> None:
+    """LoRA: send the engine weights in the actor's precision, float32.
+
+    With ``lora.merge=true`` verl adds the adapter to the weights and casts each to bfloat16. An
+    engine in float32 then samples with other weights than the actor's, and a small adapter may
+    vanish by rounding. Without LoRA verl sends float32, and every engine casts to its own dtype, as
+    here.
+    """
+
+    def merged(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+        try:
+            with module.merged_lora_context(engine.module, backup_adapters=True):
+                params = module.normalize_peft_param_name(engine.module.state_dict())
+                for name, param in module.convert_weight_keys(params, engine.module).items():
+                    weight = param
+                    if isinstance(param, module.DTensor):  # with offload_policy it is elsewhere
+                        weight = param.to(module.get_device_id()).full_tensor()
+                    # A copy: at the end the start model's weights return to this memory.
+                    yield name, weight.detach().clone()
+        finally:
+            if engine._is_offload_param:
+                module.offload_fsdp_model_to_cpu(engine.module)
+
+    wrapt.wrap_function_wrapper(module, "FSDPEngine._merged_lora_per_tensor_param", merged)
+
+
+@wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
+def seed_added_weights(module: ModuleType) -> None:
+    """Draw the random weights that are added to the start model from the seed.
+
+    verl draws a critic's value head and LoRA's A from an unseeded generator. Two runs with one seed
+    would differ from the first step. Here the engine's seed draws them:
+    `actor_rollout_ref.actor.fsdp_config.seed` and `critic.fsdp.seed`, by default `recipe.seed`.
+    """
+
+    def seeded(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):  # verl builds the model on the CPU
+            torch.manual_seed(engine.engine_config.seed)
+            return wrapped(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(module, "FSDPEngine._build_module", seeded)
+    wrapt.wrap_function_wrapper(module, "FSDPEngine._build_lora_module", seeded)
+
+
+def of_this_run(address: str) -> str:
+    """verl's socket address with the run's id in its name; unchanged outside a run."""
+    run = os.environ.get(RUN_ID)
+    return address.replace(NAME, f"{NAME}{run}-", 1) if run else address
+
+
+@wrapt.when_imported("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer")
+def separate_sockets(module: ModuleType) -> None:
+    """Give sender and receiver of weights a socket of this run.
+
+    After every step verl sends the actor's weights to the engine through a socket in /tmp named
+    after the Ray job. Every run with its own Ray, as `recipe.train` starts it, is job 01000000, so
+    two runs on one machine use one socket. If both send at the same time, an engine gets the other
+    run's weights, or both wait forever (observed). verl's pull request 6246 separates jobs only by
+    that id. Here the run's id, new for every launch, is part of the socket's name on both sides.
+    """
+
+    def initialize(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        wrapped(*args, **kwargs)
+        instance.zmq_handle = of_this_run(instance.zmq_handle)
+
+    for name in ("BucketedWeightSender", "BucketedWeightReceiver"):
+        wrapt.wrap_function_wrapper(module, f"{name}.__init__", initialize)

@@ -1,0 +1,275 @@
+"""Patches of verl's engines: LoRA weights, seeds, attention of critics, log-probabilities."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import verl.utils.torch_functional as functional
+from tiny_model import ALPHA, RANK, logits, tuned, untrained
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoConfig, AutoModelForTokenClassification, Qwen2ForTokenClassification
+from verl.utils import model
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
+from recipe.patches import logprobs as patch
+
+SENT = FSDPEngine._merged_lora_per_tensor_param
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The tuned model as verl's FSDP2 engine holds it."""
+    monkeypatch.setattr(transformer_impl, "get_device_id", lambda: "cpu")
+    monkeypatch.setattr(transformer_impl, "log_gpu_memory_usage", lambda *_, **__: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh, model = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)), tuned()
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    engine: Any = object.__new__(FSDPEngine)  # without verl's __init__
+    engine.module, engine._is_offload_param = fully_shard(model, mesh=mesh), False
+    yield engine
+    dist.destroy_process_group()
+
+
+@pytest.mark.config
+def test_an_engine_with_them_is_the_actor(engine: Any) -> None:
+    before = {name: t.full_tensor().clone() for name, t in engine.module.state_dict().items()}
+    received = untrained()
+    result = received.load_state_dict(dict(SENT(engine)))
+    assert not result.missing_keys
+    torch.testing.assert_close(logits(received), logits(tuned()), atol=1e-5, rtol=0)
+    assert (logits(received) - logits(untrained())).abs().max() > 0.01
+    after = engine.module.state_dict()  # the start model's weights are back, to the last bit
+    assert all(torch.equal(after[name].full_tensor(), value) for name, value in before.items())
+
+
+@pytest.mark.config
+def test_verls_own_are_still_bfloat16(engine: Any) -> None:
+    verls: Any = SENT.__wrapped__  # type: ignore[attr-defined]
+    dtypes = {t.dtype for t in dict(verls(engine)).values()}
+    assert dtypes == {torch.bfloat16}, "the gap is closed upstream: delete the patch"
+    assert {t.dtype for t in dict(SENT(engine)).values()} == {torch.float32}
+
+
+def drawn(seed: int, function: Callable[[Any, Any], Any]) -> dict[str, torch.Tensor]:
+    """The adapter that verl's engine builds for `fsdp_config.seed`."""
+    engine: Any = object.__new__(FSDPEngine)
+    engine.engine_config = SimpleNamespace(seed=seed)
+    layers = {"target_modules": "all-linear", "target_parameters": None, "exclude_modules": None}
+    engine.model_config = SimpleNamespace(lora_rank=RANK, lora_alpha=ALPHA, **layers)
+    adapted = function(engine, untrained())
+    return {name: p.data for name, p in adapted.named_parameters() if "lora_A" in name}
+
+
+@pytest.mark.config
+def test_the_adapter_is_drawn_by_the_seed() -> None:
+    ours: Any = FSDPEngine._build_lora_module
+    first, again, third = (drawn(seed, ours) for seed in (1, 1, 2))
+    assert first.keys() == third.keys() and len(first) == 2 * 7
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], third[name]) for name in first)
+
+
+@pytest.mark.config
+def test_verls_own_adapter_is_still_without_a_seed() -> None:
+    verls: Any = FSDPEngine._build_lora_module.__wrapped__  # type: ignore[attr-defined]
+
+    def after(draws: int) -> Callable[[Any, Any], Any]:
+        def build(engine: Any, model: Any) -> Any:
+            torch.rand(draws)  # what other parts of the process draw
+            return verls(engine, model)
+
+        return build
+
+    first, second = drawn(1, after(1)), drawn(1, after(2))
+    assert not any(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], Any]:
+    """The head by (seed of the engine, draws before in the process, function that builds it)."""
+    untrained().save_pretrained(tmp_path)
+
+    def load(local_path: str, model_config: Any, **_: Any) -> Any:  # verl's wants flash-attn
+        return Qwen2ForTokenClassification.from_pretrained(local_path, config=model_config)
+
+    monkeypatch.setattr(model, "load_valuehead_model", load)
+
+    def build(seed: int, draws: int, function: Any) -> torch.Tensor:
+        engine: Any = object.__new__(FSDPEngine)  # without verl's __init__
+        engine.engine_config = SimpleNamespace(seed=seed, model_dtype="fp32")
+        engine.use_remove_padding, engine.ulysses_sequence_parallel_size = False, 1
+        engine.device_mesh = SimpleNamespace(get_coordinate=lambda: (0,))
+        engine.model_config = SimpleNamespace(
+            hf_config=AutoConfig.from_pretrained(tmp_path),
+            **{"model_type": "value_model", "local_path": tmp_path, "trust_remote_code": False},
+            **{"use_liger": False, "use_fused_kernels": False, "fused_kernel_options": None},
+            enable_gradient_checkpointing=False,
+        )
+        torch.rand(draws)  # what other parts of the process draw
+        return function(engine).score.weight.data
+
+    return build
+
+
+@pytest.mark.config
+def test_a_value_head_is_drawn_by_the_seed(head: Callable[[int, int, Any], Any]) -> None:
+    ours: Any = FSDPEngine._build_module
+    first, again, third = (head(seed, seed, ours) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, third)
+    assert first.std() > 0
+
+
+@pytest.mark.config
+def test_verls_own_is_still_without_a_seed(head: Callable[[int, int, Any], Any]) -> None:
+    verls: Any = FSDPEngine._build_module.__wrapped__  # type: ignore[attr-defined]
+    first, second = head(1, 1, verls), head(1, 2, verls)
+    assert not torch.equal(first, second), "the gap is closed upstream: delete the patch"
+
+
+# ------------------------------------------------------------------------- attention
+# Attention without flash-attn: rows packed as verl packs them on a GPU, of actor and critic.
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> None:
+    """machine: gpu has use_remove_padding, which leaves the mask to the position ids."""
+    actor = untrained().train()
+    if checkpointing:  # as in a run: recomputation in the backward pass
+        actor.gradient_checkpointing_enable()
+    lengths = [7, 1, 12]
+    parts = [torch.randint(0, 40, (1, n)) for n in lengths]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    packed = actor(input_ids=torch.cat(parts, 1), position_ids=positions, use_cache=False).logits
+    alone = torch.cat([actor(input_ids=p, use_cache=False).logits for p in parts], 1)
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=0)
+    grads = []
+    for values in (packed, alone):
+        actor.zero_grad()
+        values.logsumexp(-1).sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in actor.parameters()]))
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-4)
+    # Negative control: without their own positions they attend to earlier sequences.
+    mixed = actor(input_ids=torch.cat(parts, 1), use_cache=False).logits
+    assert (mixed - alone)[:, 7:].abs().max() > 1e-3
+
+
+@pytest.mark.config
+def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, attn_implementation: str, **__: object) -> str:
+        return attn_implementation
+
+    monkeypatch.setattr(AutoModelForTokenClassification, "from_pretrained", load)
+    config = SimpleNamespace(_attn_implementation="sdpa")
+    given: Any = {"local_path": "", "torch_dtype": None, "trust_remote_code": False}
+    verls: Any = model.load_valuehead_model.__wrapped__
+    closed = "the gap is closed upstream: delete the patch"
+    assert verls(**given, model_config=config) == "flash_attention_2", closed
+    assert model.load_valuehead_model(**given, model_config=config) == "sdpa"
+
+
+@pytest.mark.config
+def test_the_values_of_packed_rows_are_those_of_each_row(tmp_path: Path) -> None:
+    untrained().save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, attn_implementation="sdpa")
+    config.num_labels = 1
+    critic = model.load_valuehead_model(tmp_path, torch.float32, config, False)
+    rows = [torch.arange(n) % config.vocab_size for n in (5, 9, 1)]
+    ids, positions = torch.cat(rows), torch.cat([torch.arange(len(row)) for row in rows])
+    with torch.no_grad():
+        packed = critic(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
+        single = [critic(input_ids=row[None], use_cache=False).logits for row in rows]
+    torch.testing.assert_close(packed, torch.cat(single, 1), atol=1e-6, rtol=0)
+    assert not torch.allclose(packed[0, 5:14], packed[0, :9])  # negative control
+
+
+# ------------------------------------------------------------------------- logprobs
+# Log-probabilities against float64 and against verl's own, where flash-attn is not installed.
+
+
+WITHOUT = importlib.util.find_spec("flash_attn") is None
+
+
+@pytest.fixture
+def case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logits of 16 bits, labels, weights of the loss), more tokens than a chunk has."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(2 * patch.CHUNK + 3, 50, generator=generator)).bfloat16()
+    labels = torch.randint(0, 50, (len(logits),), generator=generator)
+    return logits, labels, torch.randn(len(logits), generator=generator)
+
+
+def reference(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return logits.double().log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+
+
+def test_a_row_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]).bfloat16()
+    got = patch.logprobs(logits, torch.tensor([2, 1]))
+    assert got.tolist() == pytest.approx([-1.3862944, -1.7436684], abs=1e-6)  # -ln 4, -ln(e + 3)
+
+
+def test_values_and_gradients_are_those_of_float32(case: tuple) -> None:
+    logits, labels, weights = case
+    ours, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    got = patch.logprobs(ours, labels)
+    assert got.dtype == torch.float32
+    wanted = reference(exact, labels)
+    torch.testing.assert_close(got.double(), wanted, atol=5e-6, rtol=0)
+    (got * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    assert ours.grad is not None and exact.grad is not None
+    # The gradient is rounded once, to the 8 bits of its dtype.
+    torch.testing.assert_close(ours.grad.double(), exact.grad, atol=1e-6, rtol=2**-8)
+
+
+@pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
+def test_verl_uses_it_for_16_bits(case: tuple) -> None:
+    logits, labels, _ = case
+    error = functional.logprobs_from_logits(logits, labels).double() - reference(logits, labels)
+    assert error.abs().max() < 5e-6
+    shaped = functional.logprobs_from_logits(logits.view(1, *logits.shape), labels[None])
+    assert shaped.shape == (1, len(labels))
+
+
+@pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
+def test_float32_is_verls_to_the_last_bit_without_a_node_for_every_token(case: tuple) -> None:
+    logits, labels, weights = case
+    ours, plain = (logits.float().requires_grad_() for _ in range(2))
+    got = functional.logprobs_from_logits(ours, labels)
+    wanted = functional.logprobs_from_logits_v2.__wrapped__(plain, labels)
+    assert torch.equal(got, wanted)
+    assert nodes(got) < 10 < len(labels) < nodes(wanted)
+    (got * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    assert ours.grad is not None and plain.grad is not None
+    assert torch.equal(ours.grad, plain.grad)
+
+
+def nodes(value: torch.Tensor) -> int:
+    """The number of nodes in the graph of a value."""
+    seen, result = set(), [value.grad_fn]
+    while result:
+        node = result.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            result += [parent for parent, _ in node.next_functions]
+    return len(seen)
+
+
+@pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
+def test_verls_own_is_still_coarse(case: tuple) -> None:
+    """Fails when verl closes the gap. Then delete the adapter."""
+    logits, labels, _ = case
+    plain = functional.logprobs_from_logits_v2.__wrapped__(logits, labels)
+    assert plain.dtype == torch.bfloat16
+    assert (plain.double() - reference(logits, labels)).abs().max() > 0.01
