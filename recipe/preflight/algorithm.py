@@ -135,6 +135,12 @@ REWARD: list[Check] = [
         "this advantage takes a reward for a right answer. Set recipe.reward.format_weight=0.",
     ),
     Rule(
+        f"{ADVANTAGE} recipe.reward.format_weight",
+        lambda s: s.advantage == "gdpo" and s.reward.format_weight not in (0.0, 1.0),
+        "gdpo does not read the summed reward, so the other key has no effect. Set "
+        "recipe.advantage.arguments.format_weight.",
+    ),
+    Rule(
         f"{ADVANTAGE} {A}.entropy_coeff {A}.use_kl_loss",
         lambda s: s.advantage == "none" and not s.actor.entropy_coeff and not s.actor.use_kl_loss,
         f"trains nothing by itself. Set {A}.entropy_coeff (entropy loss alone) or {A}.use_kl_loss.",

@@ -42,7 +42,7 @@ def lines(
 def arrays(
     rollouts: RolloutBatch, rewards_B: Tensor, advantages_BT: Tensor
 ) -> dict[str, np.ndarray]:
-    """The inputs and results of a step for tensors/step_N.npz; see recipe/README.md.
+    """The inputs and results of a step for tensors/step_N.npz; see examples/README.md.
 
     A row for every response, padded with -1 (ids) or 0.
     """

@@ -68,6 +68,7 @@ REFUSED = [
     ("recipe.advantage.name=none", "{A}.entropy_coeff {A}.use_kl_loss"),
     (f"{SDPO} {VERIFIER}", "sdpo recipe.reward.verifiers"),
     (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
+    ("recipe.advantage.name=gdpo recipe.reward.format_weight=0.3", "arguments.format_weight"),
     ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
     (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
     (GAE, "recipe.advantage.name=verl:gae critic.enable"),
