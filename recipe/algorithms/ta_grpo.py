@@ -17,8 +17,8 @@ def ta_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
 
     `group_B` must hold the question's id: the same for its G responses to the question itself
     (n = 0) and to each of its N rephrasings. For a question with fewer rephrasings the group keeps
-    its size, and texts repeat (`prompt_aug.draw.rephrasing`). All are exactly 0 if the (N+1)G rewards
-    are equal. Equation, units, errors and departures are those of `grpo`.
+    its size, and texts repeat (`prompt_aug.draw.rephrasing`). If the (N+1)G rewards are equal, all
+    are exactly 0. Equation, units, errors and departures are those of `grpo`.
     """
     return grpo(rewards_B, group_B)
 
