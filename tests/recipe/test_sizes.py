@@ -332,8 +332,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
     assert "mean response 1500 tokens" in said and "15% to 48% of the peak" in said
     assert "s with W = 1 (" in said
-    assert command.main(["toy"]) == 1
-    assert "recipe.model_path=: its shape is unknown" in capsys.readouterr().err
+    assert command.main(["toy", "recipe.model_path=some/model"]) == 1
+    assert "recipe.model_path=some/model: its shape is unknown" in capsys.readouterr().err
 
 
 ROWS = [
