@@ -58,8 +58,11 @@ class PoolSettings:
     @classmethod
     def from_environment(cls) -> "PoolSettings":
         """Read `PROMPT_AUG_GRADING_WORKERS`; the default is the usable cores, at most 8."""
-        workers = os.environ.get("PROMPT_AUG_GRADING_WORKERS")
-        return cls(workers=int(workers or min(8, len(os.sched_getaffinity(0)))))
+        name = "PROMPT_AUG_GRADING_WORKERS"
+        text = os.environ.get(name) or str(min(8, len(os.sched_getaffinity(0))))
+        if not text.isdecimal() or int(text) < 1:  # without a worker every answer would wait
+            raise GraderError(f"{name}={text!r} is not a positive number; set it to 1 or more")
+        return cls(workers=int(text))
 
 
 class _Worker:

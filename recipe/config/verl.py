@@ -4,16 +4,17 @@ The data are keys.yaml, made by `recipe.preflight.keys`, moved.yaml, `SWITCHES` 
 is a composition of `recipe.config.base`.
 """
 
+import difflib
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple, get_args
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.typed import UNSET, adapter, closest, problems
+from prompt_aug.typed import UNSET, adapter, problems
 from recipe.config.base import CONFIG, ROOT, base, flat, is_in, known_keys
 from recipe.config.settings import Alarm, Recipe
 from recipe.config.verl_types import TYPES
@@ -209,7 +210,7 @@ def unknown_key(key: str, root: str = ROOT) -> str:
             return f"no key '{key}': {text.replace('*', rest)}"
     if full := sorted(k for k in known_keys(root) if k.endswith(f".{key}")):
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"
-    near = closest(key, known_keys(root))
+    near = f", did you mean {name}?" if (name := _nearest(key, known_keys(root))) else ""
     more = ": `python -m recipe.train EXAMPLE --cfg` lists all" if root == ROOT else ". Remove it."
     return f"no key '{key}'{near or more}"
 
@@ -219,3 +220,18 @@ def moved() -> dict[str, str]:
     """Return moved.yaml, the stars of its patterns as groups of regular expressions."""
     rows = yaml.safe_load((CONFIG / "moved.yaml").read_text(encoding="utf-8"))
     return {"(.*)".join(map(re.escape, old.split("*"))): text for old, text in rows.items()}
+
+
+def _nearest(key: str, keys: Iterable[str]) -> str | None:
+    """Return the key that may have been meant, never one of another role: a wrong hint costs a run.
+
+    It has the same last name, or is in the same section with a similar last name.
+    """
+    section, _, last = key.rpartition(".")
+    role = key.split(".")[: 2 if key.startswith("actor_rollout_ref.") else 1]
+    same = [k for k in keys if k.endswith(f".{last}") and k.split(".")[: len(role)] == role]
+    beside = {k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section}
+    if near := difflib.get_close_matches(key, same, n=1):
+        return near[0]
+    alike = difflib.get_close_matches(last, beside, n=1, cutoff=0.75)
+    return f"{section}.{alike[0]}" if alike else None

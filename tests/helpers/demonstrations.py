@@ -7,23 +7,7 @@ made again to the byte.
 import hashlib
 from dataclasses import dataclass
 
-PLAIN = "{work}. {box}"
-_PHRASE = "{work}. The final answer is: {box}"
-_THINK = "{work}</think> <answer>{box}</answer>"
-_THINK_LINES = "{work}\n</think>\n<answer>\n{box}\n</answer>"
-_CHECK = "{work}\n</solution>\n<check>\nLet's verify step by step: {answer}.\n</check>\n{box}"
-
-FORMS = {
-    "deepseek-r1": "<think>" + _THINK,
-    "deepseek-r1-teacher": _THINK,
-    "open-r1": "<think>\n" + _THINK_LINES,
-    "open-r1-teacher": _THINK_LINES,
-    "lm_eval_prompt1": _PHRASE,
-    "lm_eval_prompt4": _PHRASE,
-    "reflective_prompt": "<solution>\n" + _CHECK,
-    "reflective_prompt-teacher": _CHECK,
-}
-
+from smollm2 import FORMS, PLAIN  # scripts/smollm2.py
 
 CARRY, COPY, PLAINLY = 0.60, 0.05, 0.30  # rates: forgotten carry, wrong copy, no format
 

@@ -119,6 +119,13 @@ def test_a_closed_pool_refuses() -> None:
         closed.start()
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_a_senseless_worker_count_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPT_AUG_GRADING_WORKERS", text)
+    with pytest.raises(GraderError, match="PROMPT_AUG_GRADING_WORKERS"):
+        PoolSettings.from_environment()
+
+
 def test_workers_get_no_secrets(pool: WorkerPool) -> None:
     assert ask(pool, "x", "x") == "correct"
     (worker,) = pool._idle

@@ -119,6 +119,12 @@ def test_an_override_that_a_switch_turns_off_is_refused(overrides: str, switch: 
 
 
 @pytest.mark.config
+def test_a_hint_never_names_a_key_of_another_role() -> None:
+    message = verl.unknown_key("actor_rollout_ref.actor.ppo_mini_batch_sise")
+    assert "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?" in message
+    assert "did you mean" not in verl.unknown_key("actor_rollout_ref.ref.ppo_mini_batch_sise")
+
+
 def test_the_table_is_rebuilt_from_the_installed_verl() -> None:
     """A new verl shows up here: run python -m recipe.preflight.keys and read the difference."""
     assert keys.fixed(keys.build()) == verl.fixed_keys()
