@@ -24,7 +24,7 @@ from prompt_aug.base.commands import make_parser
 from prompt_aug.typed import shown
 from recipe.config.base import ROOT, base, flat, is_in, known_keys, verl_config
 from recipe.config.compose import OFF, is_open, parsed
-from recipe.config.verl import off_switch, unknown_key, why_fixed, wrong_values
+from recipe.config.verl import ASYNCHRONOUS, off_switch, unknown_key, why_fixed, wrong_values
 from recipe.errors import ConfigError
 
 VERL = "ppo_trainer"
@@ -38,7 +38,7 @@ ENGINES = {
     "model_engine": ("dp",),
     "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
     "trainer.use_v1": (True,),
-    "trainer.v1.trainer_mode": ("sync", "recipe_sync", "recipe_colocate_async"),
+    "trainer.v1.trainer_mode": ("sync", "recipe_sync", *ASYNCHRONOUS),
 }
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -4,6 +4,7 @@ Starts nothing and loads no model; recipe/preflight/estimate.py has the formulas
 measurements, recipe/preflight/GROWTH.md the way to 100 nodes. Exit code 1 if the run does not fit.
 """
 
+import functools
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -55,20 +56,39 @@ def problems(e: Estimate) -> Iterator[str]:
         )
 
 
+def asynchronous_lines(e: Estimate) -> Iterator[str]:
+    """Yield a line for each asynchronous mode: seconds of a step, and the gain over recipe_sync.
+
+    Of the GPUs, the engines of the separate mode get the number with the shortest slow step.
+    """
+    window = e.setup.trainer.v1.colocate_async.num_warmup_batches
+    seconds = functools.partial(Estimate.asynchronous_seconds, window=window)
+    divided = [e.with_own_gpus(n) for n in range(e.tensor, e.setup.gpus, e.tensor)]
+    divided = [x for x in divided if x.setup.gpus % x.shards == 0]
+    split = min(divided, key=lambda x: seconds(x, speed=SLOW, separate=True), default=None)
+    for name, plan, separate in (("asynchronous", e, False), ("separate", split, True)):
+        if plan is None:  # one GPU
+            continue
+        times = [seconds(plan, speed=speed, separate=separate) for speed in (FAST, SLOW)]
+        sync = [sum(e.step_seconds(speed).values()) for speed in (FAST, SLOW)]
+        gain = sorted(x / y for x, y in zip(sync, times, strict=True))
+        own = f", {plan.setup.engine_gpus} GPUs for engines" if separate else ""
+        yield (
+            f"{name:<15}{times[0]:.0f} to {times[1]:.0f} s with W = {window}{own} "
+            f"(examples/prompt_aug_async): {gain[0]:.2f} to {gain[1]:.2f} times as fast, at best"
+        )
+
+
 def hour_lines(e: Estimate, validation: int) -> list[str]:
     """Return the lines on time, from the fast assumption to the slow one."""
     fast, slow = e.step_seconds(FAST), e.step_seconds(SLOW)
     parts = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f}" for name in fast)
     steps = e.setup.trainer.total_training_steps
-    window = e.setup.trainer.v1.colocate_async.num_warmup_batches
-    asynchronous = [e.asynchronous_seconds(window, speed) for speed in (FAST, SLOW)]
-    gain = sorted(sum(x.values()) / y for x, y in zip((fast, slow), asynchronous, strict=True))
     hours = [e.hours(steps, validation, speed) for speed in (FAST, SLOW)]
     whole = " to ".join(f"{value * e.setup.gpus:.0f}" for value in hours)
     return [
         f"step           {sum(fast.values()):.0f} to {sum(slow.values()):.0f} s: {parts}",
-        f"asynchronous   {asynchronous[0]:.0f} to {asynchronous[1]:.0f} s with W = {window} "
-        f"(examples/prompt_aug_async): {gain[0]:.2f} to {gain[1]:.2f} times as fast, at best",
+        *asynchronous_lines(e),
         f"run            {steps} steps, each validation of {validation} responses: "
         f"{hours[0]:.1f} to {hours[1]:.1f} h, {whole} GPU hours",
         f"assumed        mean prompt {MEAN_PROMPT}, mean response {e.mean_response} tokens; actor "

@@ -340,6 +340,32 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     assert output.splitlines()[1].endswith("trainer.nnodes=1 trainer.n_gpus_per_node=2 ")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "own", "expected"),
+    [
+        (4, (1, 8), "trainer.nnodes=3 trainer.n_gpus_per_node=8 {R}.n_gpus_per_node=8"),
+        (1, (1, 2), "trainer.nnodes=1 trainer.n_gpus_per_node=6 {R}.n_gpus_per_node=2"),
+    ],
+)
+def test_nodes_or_gpus_of_separate_engines_are_not_the_actors(
+    checkout: Path, nodes: int, own: tuple[int, int], expected: str
+) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    keys = ["trainer.v1.trainer_mode=recipe_separate_async  # command line"]
+    keys += [f"{rollout}.nnodes={own[0]}", f"{rollout}.n_gpus_per_node={own[1]}  # default"]
+    lines = "\\n".join(["recipe.run_dir=runs/x", *keys])
+    write_program(
+        checkout / ".venv" / "bin" / "python",
+        PYTHON.replace(
+            "echo 'recipe.run_dir=runs/my gym    # mine: runs/${recipe.name}'",
+            "printf '" + lines + "\\n'",
+        ),
+    )
+    sizes = [f"--nodes={nodes}", "--gpus-per-node=8"]
+    _, output = run(checkout, "submit.sh", "--dry-run", *sizes, "train", "toy")
+    assert output.strip().endswith(expected.format(R=rollout))
+
+
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry: bool) -> None:
     write_program(checkout / "tools" / "sbatch", '#!/usr/bin/env bash\necho "sbatch $*"\n')

@@ -242,7 +242,7 @@ def _set_correction(config: DictConfig) -> None:
     """Replace ``rollout_is=auto``: stale rollouts are corrected by token."""
     correction = config.algorithm.rollout_correction
     if correction.rollout_is == "auto":
-        stale = config.trainer.v1.trainer_mode == ASYNCHRONOUS and not correction.bypass_mode
+        stale = config.trainer.v1.trainer_mode in ASYNCHRONOUS and not correction.bypass_mode
         correction.rollout_is = "token" if stale else None
 
 

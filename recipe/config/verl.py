@@ -25,13 +25,25 @@ KEYS = CONFIG.parent / "preflight" / "keys.yaml"
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
-MODE, ASYNCHRONOUS = "trainer.v1.trainer_mode", "recipe_colocate_async"
+MODE, COLOCATE, SEPARATE = (
+    "trainer.v1.trainer_mode",
+    "recipe_colocate_async",
+    "recipe_separate_async",
+)
+ASYNCHRONOUS = (COLOCATE, SEPARATE)
 # Losses that read clip_ratio; the first four also read clip_ratio_c.
 CLIPPED = (
     *("vanilla", "dppo_tv", "dppo_kl", "fipo"),
     *("gspo", "cispo", "clip_cov", "geo_mean", "gmpo"),
 )
 LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
+
+
+def own_gpus(config: DictConfig) -> int:
+    """Return the number of GPUs that only engines use; 0 if they share the trainer's."""
+    rollout = config.actor_rollout_ref.rollout
+    separate = config.trainer.v1.trainer_mode == SEPARATE
+    return int(rollout.nnodes * rollout.n_gpus_per_node) if separate else 0
 
 
 class Switch(NamedTuple):
@@ -90,7 +102,9 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
     (f"{MODEL}.lora_rank", (), MODEL, "lora_alpha target_modules exclude_modules"),
     (f"{R}.enforce_eager", (False,), R, "cudagraph_capture_sizes"),
     ("global_profiler.steps", (), "global_profiler", ""),
-    (MODE, (ASYNCHRONOUS,), "trainer.v1", "colocate_async"),
+    (MODE, (COLOCATE,), "trainer.v1", "colocate_async"),
+    (MODE, (SEPARATE,), "trainer.v1", "separate_async"),
+    (MODE, (SEPARATE,), R, "nnodes n_gpus_per_node checkpoint_engine.backend"),
     *(("global_profiler.steps", (), role, "profiler") for role in (A, R, REF, "critic")),
     ("data.custom_cls.path", (), "data.custom_cls", "name"),
     ("skip.rollout_tq.enable", (), "skip.rollout_tq", ""),

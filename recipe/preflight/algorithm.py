@@ -241,7 +241,7 @@ def corrects(s: Setup) -> bool:
 
 def uncorrected(s: Setup) -> Iterator[str]:
     """Note that stale rollouts are trained without a correction."""
-    if s.mode == ASYNCHRONOUS and not corrects(s):
+    if s.mode in ASYNCHRONOUS and not corrects(s):
         yield s.message(
             f"{CORRECTION}.rollout_is {MODE}",
             "tokens of older weights are trained as if they were of the current ones. Leave the "

@@ -4,6 +4,7 @@ Also those about attention, kernels, quantized rollouts and LoRA.
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -13,7 +14,7 @@ from recipe.algorithms import ADVANTAGES
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.shapes import known_shape
-from recipe.config.verl import ASYNCHRONOUS, MODE
+from recipe.config.verl import ASYNCHRONOUS, MODE, SEPARATE, own_gpus
 from recipe.preflight import rules
 from recipe.preflight.estimate import LAYERS, adapted
 from recipe.preflight.rules import MODEL, REF, A, Check, R, Rule, Setup
@@ -61,26 +62,48 @@ def own_folder_of_checkpoints(s: Setup) -> Iterator[str]:
 
 def trainer_mode(s: Setup) -> Iterator[str]:
     """`trainer.v1.trainer_mode` is a trainer of this project, with keys that it reads."""
-    if s.mode not in ("recipe_sync", ASYNCHRONOUS):
+    if s.mode not in ("recipe_sync", *ASYNCHRONOUS):
         yield s.message(
             MODE,
-            "not a trainer of this project; engines on GPUs of their own (separate_async) are not "
-            f"supported yet. Set recipe_sync or {ASYNCHRONOUS}.",
+            f"not a trainer of this project. Set recipe_sync, {' or '.join(ASYNCHRONOUS)}.",
         )
-    if s.mode == ASYNCHRONOUS and s.data.gen_batch_size not in (None, 1):
+    if s.mode in ASYNCHRONOUS and s.data.gen_batch_size not in (None, 1):
         yield s.message(
             f"data.gen_batch_size {MODE}",
             "no effect: this trainer requests single questions. Unset it.",
         )
-    if s.mode == ASYNCHRONOUS and s.config.skip.rollout_tq.enable:
+    if s.mode in ASYNCHRONOUS and s.config.skip.rollout_tq.enable:
         yield s.message(
             f"skip.rollout_tq.enable {MODE}",
             "recorded rollouts would lack the questions in flight. Set trainer_mode=recipe_sync.",
         )
 
 
+def separate_engines(s: Setup) -> Iterator[str]:
+    """With `recipe_separate_async` engines have GPUs, and a step has one update."""
+    if s.mode != SEPARATE:
+        return
+    if not own_gpus(s.config):
+        yield s.message(
+            f"{R}.nnodes {MODE}",
+            f"the engines have no GPUs. Set {R}.nnodes and {R}.n_gpus_per_node; those of trainer "
+            "are the actor's.",
+        )
+    if s.batch != s.mini:
+        yield s.message(
+            f"{A}.ppo_mini_batch_size data.train_batch_size",
+            f"with {SEPARATE} a step has one update. Set both to the same number, or "
+            f"{MODE}={ASYNCHRONOUS[0]}.",
+        )
+    if s.rollout.checkpoint_engine.backend == "nccl" and s.here and not find_spec("cupy"):
+        yield s.message(
+            f"{R}.checkpoint_engine.backend",
+            "verl's transport needs the package cupy. Install it, or leave the key out: gloo.",
+        )
+
+
 FIXED: list[Check] = [
-    *(estimator, fixed_keys, own_folder_of_checkpoints, trainer_mode),
+    *(estimator, fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines),
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
@@ -157,12 +180,12 @@ def token_limits(s: Setup) -> Iterator[str]:
 
 def engine_gpus(s: Setup) -> Iterator[str]:
     """Engines divide the GPUs, and an engine is on one node or on whole nodes."""
-    node, gpus = s.trainer.n_gpus_per_node, int(s.rollout.tensor_model_parallel_size)
-    if s.gpus % gpus or (node % gpus and gpus % node):
+    gpus = int(s.rollout.tensor_model_parallel_size)
+    if s.engine_gpus % gpus or (s.engine_node % gpus and gpus % s.engine_node):
         yield s.message(
             TENSOR_GPUS,
-            f"it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node), or "
-            "an engine would have parts of two nodes. Set it to a divisor.",
+            f"it does not divide the {s.engine_gpus} GPUs of the engines (nnodes x "
+            "n_gpus_per_node), or an engine would have parts of two nodes. Set it to a divisor.",
         )
 
 

@@ -5,6 +5,7 @@ update computes 8 operations per parameter and token (the forward pass is repeat
 checkpointing; 6 with LoRA), log-probabilities 2. A decoding step reads weights and KV cache once.
 """
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -86,7 +87,7 @@ class Estimate:
         self.micro_tokens = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else rows
         self.shards = setup.shards(actor.fsdp_config.fsdp_size)
         self.tensor = rollout.tensor_model_parallel_size
-        self.engines = setup.gpus // self.tensor
+        self.engines = setup.engine_gpus // self.tensor
         self.responses = setup.batch * rollout.n  # of a step
         most = data.max_response_length
         self.mean_response = min(mean_response or most // 2, most)
@@ -145,19 +146,27 @@ class Estimate:
         tail = self.setup.data.max_response_length - self.mean_response
         return rounds * self.mean_response * (weights + cache) / rate, tail * weights / rate
 
-    def asynchronous_seconds(self, window: float, speed: Speed) -> float:
-        """Return the seconds of a step of ``recipe_colocate_async`` with W = `window`, at best.
+    def asynchronous_seconds(self, window: float, speed: Speed, *, separate: bool = False) -> float:
+        """Return the seconds of a step of an asynchronous mode with W = `window`, at best.
 
-            synchronous   full + tail + rest
-            W in flight   max(full, (full + tail) / (1 + W)) + rest
+            recipe_sync             full + tail + rest
+            recipe_colocate_async   max(full, (full + tail) / (1 + W)) + rest
+            recipe_separate_async   max(full, (full + tail) / (1 + W), rest)
 
-        The engines decode the tokens of one batch in a step, and stand still in the rest of it. The
-        longest response is decoded in 1 + W steps. Not counted: prefixes that are computed again
-        after an abort, and steps that staleness costs.
+        The engines decode the tokens of one batch in a step. On shared GPUs they stand still in the
+        rest of it. The longest response is decoded in 1 + W steps. Not counted: transfers of
+        weights, prefixes that are computed again after an abort, and steps that staleness costs.
         """
         full, tail = self.rollout_parts(self.responses, speed)
         rest = sum(self.step_seconds(speed).values()) - full - tail
-        return max(full, (full + tail) / (1 + window)) + rest
+        generation = max(full, (full + tail) / (1 + window))
+        return max(generation, rest) if separate else generation + rest
+
+    def with_own_gpus(self, engines: int) -> "Estimate":
+        """Return this run with `engines` of its GPUs for engines alone."""
+        setup = copy.copy(self.setup)
+        setup.engine_gpus, setup.gpus = engines, self.setup.gpus - engines
+        return Estimate(setup, self.shape, self.gpu, self.mean_response)
 
     def actor_seconds(self, speed: Speed) -> dict[str, float]:
         """Return the seconds of log-probabilities and update, with those of a critic."""

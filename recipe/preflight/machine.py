@@ -10,6 +10,7 @@ from urllib.parse import urlparse
 from prompt_aug.base.places import unwritable
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
+from recipe.config.verl import own_gpus
 from recipe.preflight.engine import attention_heads
 from recipe.preflight.estimate import saved_bytes
 from recipe.preflight.rules import A, Check, R, Rule, Setup, is_missing
@@ -62,8 +63,9 @@ def gpus(s: Setup) -> Iterator[str]:
             "trainer.device=cuda: this machine has no GPU that CUDA can use. machine=cpu runs on "
             "its cores (with a small model: the examples toy and toy_methods)."
         )
-    elif s.trainer.n_gpus_per_node > count:
-        message = s.message("trainer.n_gpus_per_node", f"this machine has {count}. Set it to that.")
+    elif s.trainer.n_gpus_per_node + own_gpus(s.config) > count:
+        more = f" {R}.n_gpus_per_node" if own_gpus(s.config) else ""
+        message = s.message(f"trainer.n_gpus_per_node{more}", f"this machine has {count} GPUs.")
     if message and s.here:
         yield message
     elif message:

@@ -20,6 +20,7 @@ from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.compute import group_of
 from recipe.algorithms.registry import Facts
+from recipe.config.verl import SEPARATE, own_gpus
 from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
@@ -40,7 +41,10 @@ class Setup:
         self.filter = config.algorithm.filter_groups
         self.actor, self.ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
         self.rollout, self.model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+        self.mode = config.trainer.v1.trainer_mode
         self.gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        engines = self.rollout if self.mode == SEPARATE else self.trainer
+        self.engine_node, self.engine_gpus = engines.n_gpus_per_node, own_gpus(config) or self.gpus
         self.folder = RunFolder(Path(config.recipe.run_dir))
         self.reward, self.curriculum = config.recipe.reward, config.recipe.curriculum
         self.advantage, self.weights = config.recipe.advantage.name, config.recipe.weights.name
@@ -51,7 +55,6 @@ class Setup:
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
         self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
         self.longest = config.data.max_prompt_length + config.data.max_response_length
-        self.mode = config.trainer.v1.trainer_mode
         self.needed = (  # tokens of a sequence in the engine
             config.data.max_prompt_length + 1 if self.recipe.rollout.joint_limit else self.longest
         )

@@ -1,24 +1,30 @@
-"""Generation that does not wait for the longest response: ``recipe_colocate_async``.
+"""Generation that does not wait for the longest response, on shared GPUs or on GPUs of its own.
 
-W is ``trainer.v1.colocate_async.num_warmup_batches``. A step requests a batch of questions while W
-earlier batches are in flight, and trains the next batch of the data order as soon as its groups are
-finished. All other rollouts are aborted, and continued under the new weights. A group that is
-requested in step s is trained in step s + W at the latest.
+W is ``num_warmup_batches`` of the mode. A step requests a batch of questions while W earlier
+batches are in flight, and trains the next batch of the data order as soon as its groups are
+finished. When the weights change, all other rollouts are aborted, and continued under the new ones.
+A group that is requested in step s is trained in step s + W at the latest.
 
 Groups are trained in the data order, not in the order in which they finish: no response is dropped,
 delayed or preferred for its length, and the questions of a step do not depend on the machine.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
+from recipe.rollout import weights
+from recipe.trainer import batch as batches
 from recipe.trainer.order import group_id
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.trainer import RecipeMixin
@@ -73,21 +79,16 @@ class InOrderReplayBuffer(BoundedReplayBuffer, ReplayBufferAsync):
         return set(self.prompt_global_steps["train"])
 
 
-@register_trainer("recipe_colocate_async")
-class ColocateAsyncTrainer(RecipeMixin, PPOTrainerColocateAsync):
-    """``trainer.v1.trainer_mode=recipe_colocate_async``; `RecipeMixin` compares the modes.
+class AsyncMixin(RecipeMixin):
+    """`RecipeMixin` over an asynchronous trainer of verl.
 
     Overrides of verl:
       _load_checkpoint     deletes rows of the step that the checkpoint has already trained
       prepare_step         fills the window, which dynamic sampling may have left smaller
-      on_sample_end        starts the time in which the engines stand still
-      on_step_end          ends it
       _compute_advantage   adds metrics of staleness
     """
 
-    verl_mode = "colocate_async"
     buffer_class = InOrderReplayBuffer
-    stopped = 0.0  # when the engines were stopped
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -100,7 +101,7 @@ class ColocateAsyncTrainer(RecipeMixin, PPOTrainerColocateAsync):
 
     def prepare_step(self) -> dict:
         prepared: dict = super().prepare_step()
-        window = 1 + float(self.config.trainer.v1.colocate_async.num_warmup_batches)
+        window = 1 + float(self.config.trainer.v1[self.verl_mode].num_warmup_batches)
         missing = int(window * self.config.data.train_batch_size) - len(self.in_flight())
         if missing > 0:
             self._add_prompts_to_generate(missing)
@@ -108,6 +109,24 @@ class ColocateAsyncTrainer(RecipeMixin, PPOTrainerColocateAsync):
 
     def in_flight(self) -> set[str]:
         return self.replay_buffer.in_flight()
+
+    def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
+        batch = super()._compute_advantage(batch, metrics)
+        metrics.update(staleness(self.rollouts.versions, self.global_steps))
+        return batch
+
+
+@register_trainer("recipe_colocate_async")
+class ColocateAsyncTrainer(AsyncMixin, PPOTrainerColocateAsync):
+    """``trainer.v1.trainer_mode=recipe_colocate_async``; `RecipeMixin` compares the modes.
+
+    Overrides of verl:
+      on_sample_end   starts the time in which the engines stand still
+      on_step_end     ends it
+    """
+
+    verl_mode = "colocate_async"
+    stopped = 0.0  # when the engines were stopped
 
     def on_sample_end(self) -> None:
         self.stopped = time.monotonic()
@@ -117,7 +136,41 @@ class ColocateAsyncTrainer(RecipeMixin, PPOTrainerColocateAsync):
         super().on_step_end()
         self.timing_raw["engines_wait"] = time.monotonic() - self.stopped
 
-    def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
-        batch = super()._compute_advantage(batch, metrics)
-        metrics.update(staleness(self.rollouts.versions, self.global_steps))
-        return batch
+
+# verl passes flush=True to one of its calls, which raises TypeError where that level is enabled.
+logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
+
+
+@register_trainer("recipe_separate_async")
+class SeparateAsyncTrainer(AsyncMixin, PPOTrainerSeparateAsync):
+    """``trainer.v1.trainer_mode=recipe_separate_async``; `RecipeMixin` compares the modes.
+
+    The engines have the GPUs of ``actor_rollout_ref.rollout.nnodes`` x ``n_gpus_per_node``, the
+    actor those of ``trainer``. A step has one update, since verl's trainer takes the groups of an
+    update one mini-batch at a time.
+
+    Overrides of verl:
+      __init__               no engines on the actor's GPUs; transport of the weights
+      _setup                 one manager of engines for both of verl's names
+      _compute_old_log_prob  without verl's copy of the weights for later updates of the step
+    """
+
+    verl_mode = "separate_async"
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.actor_rollout_ref.hybrid_engine = False
+            config.trainer.v1.separate_async.parameter_sync_step = 1
+            transport = config.actor_rollout_ref.rollout.checkpoint_engine
+            if transport.backend == "naive":  # verl's default, which needs shared GPUs
+                transport.backend = weights.BACKEND
+                transport.custom_backend_module = weights.__name__
+        super().__init__(config)
+
+    def _setup(self) -> None:
+        super()._setup()
+        self.checkpoint_manager = self.standalone_checkpoint_manager
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
+        with batches.for_actor(batch):
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)

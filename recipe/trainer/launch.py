@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.config import sizes
+from recipe.config import sizes, verl
 from recipe.run import checkpoints, ending, environment, folder, processes, progress, stop
 
 POLL = 2.0  # seconds between two checks of Ray's head process
@@ -145,12 +145,15 @@ def set_ray(config: DictConfig) -> None:
     options: dict[str, Any] = {"log_to_driver": True}
     options["runtime_env.env_vars"] = environment.inherited()
     if not init.get("num_cpus"):
-        slots = 3 * config.trainer.n_gpus_per_node + units.num_data_storage_units + SPARE_SLOTS
+        gpus = config.trainer.n_gpus_per_node + verl.own_gpus(config)
+        slots = 3 * gpus + units.num_data_storage_units + SPARE_SLOTS
         options["num_cpus"] = max(len(os.sched_getaffinity(0)), slots)
     if os.environ.get("RAY_ADDRESS"):  # attached to a cluster, Ray rejects a size
         options |= {"num_cpus": None, "num_gpus": None}
     elif not init.get("address"):
         options["address"] = "local"
+        if init.get("num_gpus"):  # a CPU's, which Ray cannot count
+            options["num_gpus"] = init.num_gpus + verl.own_gpus(config)
     for key, value in options.items():
         OmegaConf.update(config, f"ray_kwargs.ray_init.{key}", value, force_add=True)
 

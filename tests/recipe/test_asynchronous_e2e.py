@@ -1,4 +1,4 @@
-"""Without a window the asynchronous trainer trains the synchronous trainer's tokens."""
+"""Without a window the asynchronous trainers train the synchronous trainer's tokens."""
 
 from typing import Any
 
@@ -11,11 +11,7 @@ from recipe.run.folder import RunFolder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 STEPS = 3
-NO_WINDOW = [
-    "trainer.v1.trainer_mode=recipe_colocate_async",
-    "trainer.v1.colocate_async.num_warmup_batches=0",
-    "algorithm.rollout_correction.rollout_is=null",
-]
+MODES = ("colocate_async", "separate_async")
 # Values of the clock and of the machine's load, and those of one mode only.
 OTHER = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/", "staleness/")
 
@@ -24,7 +20,12 @@ OTHER = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     runs = Runner(tmp_path_factory.mktemp("asynchronous"))
     runs.start("sync", "prompt_aug", *ONE_UPDATE, steps=STEPS)
-    runs.start("async", "prompt_aug", *ONE_UPDATE, *NO_WINDOW, steps=STEPS)
+    for mode in MODES:
+        settings = [f"trainer.v1.trainer_mode=recipe_{mode}"]
+        settings += [f"trainer.v1.{mode}.num_warmup_batches=0"]
+        settings += ["algorithm.rollout_correction.rollout_is=null"]
+        settings += ["actor_rollout_ref.rollout.nnodes=1"] * (mode == "separate_async")
+        runs.start(mode, "prompt_aug", *ONE_UPDATE, *settings, steps=STEPS)
     return runs
 
 
@@ -32,12 +33,13 @@ def records(runs: Runner, name: str, step: int) -> list[dict[str, Any]]:
     return read_lines(RunFolder(runs.base / name).rollouts(step))
 
 
-def test_without_a_window_both_modes_train_the_same_tokens(runs: Runner) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_without_a_window_both_modes_train_the_same_tokens(runs: Runner, mode: str) -> None:
     """Metrics are equal to 1e-6: a log-probability depends on the requests that share its batch."""
-    for sync, other in zip(runs.finish("sync"), runs.finish("async"), strict=True):
+    for sync, other in zip(runs.finish("sync"), runs.finish(mode), strict=True):
         step = sync["step"]
-        assert records(runs, "sync", step) == records(runs, "async", step)
-        tokens = [runs.arrays(name, step)["responses"] for name in ("sync", "async")]
+        assert records(runs, "sync", step) == records(runs, mode, step)
+        tokens = [runs.arrays(name, step)["responses"] for name in ("sync", mode)]
         assert np.array_equal(*tokens)
         assert sync["actor/grad_norm"] > 0  # so the tokens of the next step depend on this one
         assert other["staleness/max"] == other["staleness/mixed"] == 0

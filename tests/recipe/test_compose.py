@@ -9,6 +9,7 @@ from recipe.errors import ConfigError
 
 pytestmark = pytest.mark.config
 ASYNC = "trainer.v1.trainer_mode=recipe_colocate_async"
+SEPARATE = "trainer.v1.trainer_mode=recipe_separate_async"
 CORRECTION = "algorithm.rollout_correction"
 
 
@@ -39,6 +40,7 @@ def test_a_composition_of_the_tests_is_hydras(
     [
         ([], None),
         ([ASYNC], "token"),
+        ([SEPARATE], "token"),
         ([ASYNC, f"{CORRECTION}.rollout_is=null"], None),
     ],
 )
@@ -51,8 +53,9 @@ def test_stale_rollouts_are_corrected_by_default(
 
 def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:
     for value, message in (
-        ("1", "no effect with trainer.v1.trainer_mode=recipe_sync"),
-        ("-1", "-1"),
+        ("colocate_async.num_warmup_batches=1", "no effect with .*=recipe_sync"),
+        ("colocate_async.num_warmup_batches=-1", "-1"),
+        ("separate_async.num_warmup_batches=1", "no effect with .*=recipe_sync"),
     ):
         with pytest.raises(ConfigError, match=message):
-            compose.compose_config("toy", [f"trainer.v1.colocate_async.num_warmup_batches={value}"])
+            compose.compose_config("toy", [f"trainer.v1.{value}"])

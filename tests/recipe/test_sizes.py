@@ -326,6 +326,20 @@ def test_the_asynchronous_step_by_hand() -> None:
 
 
 @pytest.mark.config
+def test_the_step_with_engines_on_gpus_of_their_own_by_hand() -> None:
+    """Of 8 GPUs 4 update, in twice the seconds; 4 engines have 256 sequences at once, as here."""
+    run = estimate().with_own_gpus(4)
+    assert (run.engines, run.setup.gpus, run.waves(1024)) == (4, 4, 1)
+    # 1,000 tokens at (3.0874 + 5.1380) GB / 1.675 TB/s = 4.9107 ms, then the tail as before.
+    assert run.rollout_parts(1024, SPEED) == pytest.approx((4.9107, 3.8192), abs=3e-3)
+    rest = 2 * 5 * 2.6207 + SPEED.other
+    assert run.asynchronous_seconds(1, SPEED, separate=True) == pytest.approx(rest, abs=2e-2)
+    few, slow = estimate().with_own_gpus(1), SPEED._replace(traffic=0.05)  # the engine is slower
+    full, tail = few.rollout_parts(1024, slow)
+    assert few.asynchronous_seconds(1, slow, separate=True) == full > (full + tail) / 2
+
+
+@pytest.mark.config
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["prompt_aug", "--gpus", "16", "data.max_response_length=3000"]) == 0
     said = capsys.readouterr().out
