@@ -80,7 +80,7 @@ def trainer_mode(s: Setup) -> Iterator[str]:
 
 
 def separate_engines(s: Setup) -> Iterator[str]:
-    """With `recipe_separate_async` engines have GPUs, and a step has one update."""
+    """With `recipe_separate_async` the engines have GPUs and a transport of weights."""
     if s.mode != SEPARATE:
         return
     if not own_gpus(s.config):
@@ -88,12 +88,6 @@ def separate_engines(s: Setup) -> Iterator[str]:
             f"{R}.nnodes {MODE}",
             f"the engines have no GPUs. Set {R}.nnodes and {R}.n_gpus_per_node; those of trainer "
             "are the actor's.",
-        )
-    if s.batch != s.mini:
-        yield s.message(
-            f"{A}.ppo_mini_batch_size data.train_batch_size",
-            f"with {SEPARATE} a step has one update. Set both to the same number, or "
-            f"{MODE}={ASYNCHRONOUS[0]}.",
         )
     if s.rollout.checkpoint_engine.backend == "nccl" and s.here and not find_spec("cupy"):
         yield s.message(

@@ -146,11 +146,11 @@ class SeparateAsyncTrainer(AsyncMixin, PPOTrainerSeparateAsync):
     """``trainer.v1.trainer_mode=recipe_separate_async``; `RecipeMixin` compares the modes.
 
     The engines have the GPUs of ``actor_rollout_ref.rollout.nnodes`` x ``n_gpus_per_node``, the
-    actor those of ``trainer``. A step has one update, since verl's trainer takes the groups of an
-    update one mini-batch at a time.
+    actor those of ``trainer``. As in the other modes, a step computes advantages over its whole
+    batch and may update several times; verl's trainer does both a mini-batch at a time.
 
     Overrides of verl:
-      __init__               no engines on the actor's GPUs; transport of the weights
+      __init__               no engines on the actor's GPUs; transport of the weights; whole batches
       _setup                 one manager of engines for both of verl's names
       _compute_old_log_prob  without verl's copy of the weights for later updates of the step
     """
@@ -165,7 +165,13 @@ class SeparateAsyncTrainer(AsyncMixin, PPOTrainerSeparateAsync):
             if transport.backend == "naive":  # verl's default, which needs shared GPUs
                 transport.backend = weights.BACKEND
                 transport.custom_backend_module = weights.__name__
-        super().__init__(config)
+        actor = config.actor_rollout_ref.actor
+        mini_batch, actor.ppo_mini_batch_size = (
+            actor.ppo_mini_batch_size,
+            config.data.train_batch_size,
+        )
+        super().__init__(config)  # asserts that a step has `parameter_sync_step` updates
+        actor.ppo_mini_batch_size = mini_batch
 
     def _setup(self) -> None:
         super()._setup()

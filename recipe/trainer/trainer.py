@@ -42,18 +42,19 @@ from recipe.trainer.training_signal import signal_of
 class RecipeMixin(SavingTrainer):
     """Our trainer over one of verl's; `RecipeTrainer` and `recipe.trainer.asynchronous` choose it.
 
-    trainer_mode              recipe_sync                     recipe_colocate_async
-    verl's trainer            PPOTrainerSync                  PPOTrainerColocateAsync
-    in flight at a step       its own questions               and those of W more batches
-    the step ends             when all of them are finished   when the next batch of the data order
-                                                              is; the others are aborted and go on
-                                                              under the new weights
-    staleness (versions)      0                               at most W (verl's num_warmup_batches)
-    rollout correction        off                             token-level TIS
-    replay buffer             BoundedReplayBuffer             InOrderReplayBuffer
-    dynamic sampling          replacements in rounds          a replacement at once, for the window
-    data loader               a batch at a time               a question at a time
-    checkpoint                weights, data order             and the questions in flight
+    trainer_mode          recipe_sync                     recipe_colocate_async, _separate_async
+    verl's trainer        PPOTrainerSync                  PPOTrainerColocateAsync, -SeparateAsync
+    engines               on the actor's GPUs             the same; separate: on GPUs of their own
+    in flight at a step   its own questions               and those of W more batches
+    training begins       when all of them are finished   when the next batch of the data order is
+    meanwhile engines     sleep                           sleep; separate: generate
+    new weights           for the next questions          for the tokens of cut responses that follow
+    staleness (versions)  0                               at most W (verl's num_warmup_batches)
+    rollout correction    off                             token-level TIS
+    replay buffer         BoundedReplayBuffer             InOrderReplayBuffer
+    dynamic sampling      replacements in rounds          a replacement at once, for the window
+    data loader           a batch at a time               a question at a time
+    checkpoint            weights, data order             and the questions in flight
 
     Overrides of verl, beside those of `SavingTrainer`:
       __init__               sets verl's name of the mode; a float; adds our state

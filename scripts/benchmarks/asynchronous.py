@@ -1,9 +1,10 @@
-"""Responses per second of the asynchronous trainer against the synchronous one, on a CPU.
+"""Responses per second of the asynchronous trainers against the synchronous one, on a CPU.
 
-Both train examples/toy from the same start model with GRPO, one after the other. The temperature
+All train examples/toy from the same start model with GRPO, one after the other. The temperature
 stretches the tail of response lengths: a response that misses its end runs up to `--longest`
 tokens. The first step of each run is not counted. `gen` is the share of a step in which the trainer
-waits for responses, `still` that in which the engine stands still (the rest of a synchronous step).
+waits for responses, `still` that in which the engine stands still (the rest of a synchronous step,
+the transfer of weights of the separate mode, whose engine shares the cores here).
 """
 
 import subprocess
@@ -38,7 +39,9 @@ def row(run: Path, lines: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
     rollouts = [x for m in lines for x in read_lines(RunFolder(run).rollouts(m["step"]))]
     seconds = sum(m["timing_s/step"] for m in lines)
     gen = sum(m["timing_s/gen"] for m in lines) / seconds
-    still = sum(m.get("timing_s/engines_wait", 0) for m in lines) / seconds or 1 - gen
+    stops = ("timing_s/engines_wait", "timing_s/update_weights")
+    waits = [next((m[key] for key in stops if key in m), 0) for m in lines]
+    still = sum(waits) / seconds if "staleness/mean" in lines[0] else 1 - gen
     half, most, end = np.percentile([x["length"] for x in rollouts], [50, 90, 100])
     speed = len(rollouts) / seconds
     lag = np.mean([m.get("staleness/mean", 0) for m in lines])
@@ -52,17 +55,17 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--longest", type=int, default=512, help="tokens of a response")
     parser.add_argument("--temperature", type=float, default=1.3, help="of the rollouts")
     out = Path("runs/bench_asynchronous")
-    parser.add_argument("--out", type=Path, default=out, help="folder of both runs")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for both modes")
+    parser.add_argument("--out", type=Path, default=out, help="folder of the runs")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for all modes")
     given = parser.parse_args(arguments)
     shared = [f"data.max_response_length={given.longest}", *given.settings]
     shared += [f"{ROLLOUT}.max_model_len={given.longest + 160}"]
     shared += [f"{ROLLOUT}.temperature={given.temperature}"]
-    window = f"trainer.v1.colocate_async.num_warmup_batches={given.window}"
-    modes: dict[str, list[str]] = {
-        "sync": [],
-        "async": ["trainer.v1.trainer_mode=recipe_colocate_async", window],
-    }
+    modes: dict[str, list[str]] = {"sync": []}
+    for mode in ("colocate_async", "separate_async"):
+        modes[mode] = [f"trainer.v1.trainer_mode=recipe_{mode}"]
+        modes[mode] += [f"trainer.v1.{mode}.num_warmup_batches={given.window}"]
+    modes["separate_async"] += [f"{ROLLOUT}.nnodes=1"]
     print("| mode | responses/s | s/step | gen | still | length: median, 90 %, max | staleness |")
     print("|---" * 7 + "|")
     speeds = []
@@ -71,4 +74,5 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
         speed, cells = row(run, trained(run, given.steps, [*shared, *settings])[1:])
         speeds.append(speed)
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    print(f"responses per second, async / sync: {speeds[1] / speeds[0]:.2f}")
+    for name, speed in zip(modes, speeds, strict=True):
+        print(f"responses per second, {name} / sync: {speed / speeds[0]:.2f}")

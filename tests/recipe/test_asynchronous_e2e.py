@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from method_runs import ONE_UPDATE, Runner
+from method_runs import Runner
 
 from prompt_aug.base.files import read_lines
 from recipe.run.folder import RunFolder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 STEPS = 3
+TWO_UPDATES = ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "recipe.save_tensors_every=1"]
 MODES = ("colocate_async", "separate_async")
 # Values of the clock and of the machine's load, and those of one mode only.
 OTHER = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/", "staleness/")
@@ -19,13 +20,13 @@ OTHER = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/"
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     runs = Runner(tmp_path_factory.mktemp("asynchronous"))
-    runs.start("sync", "prompt_aug", *ONE_UPDATE, steps=STEPS)
+    runs.start("sync", "prompt_aug", *TWO_UPDATES, steps=STEPS)
     for mode in MODES:
         settings = [f"trainer.v1.trainer_mode=recipe_{mode}"]
         settings += [f"trainer.v1.{mode}.num_warmup_batches=0"]
         settings += ["algorithm.rollout_correction.rollout_is=null"]
         settings += ["actor_rollout_ref.rollout.nnodes=1"] * (mode == "separate_async")
-        runs.start(mode, "prompt_aug", *ONE_UPDATE, *settings, steps=STEPS)
+        runs.start(mode, "prompt_aug", *TWO_UPDATES, *settings, steps=STEPS)
     return runs
 
 

@@ -173,17 +173,15 @@ KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
 ALLOWED_ENGINE += [KERNELS + "torch"]
 ASYNC = "trainer.v1.trainer_mode=recipe_colocate_async"
 SEPARATE = "trainer.v1.trainer_mode=recipe_separate_async {R}.nnodes=1"
-ONE_UPDATE = "data.train_batch_size=16 {A}.ppo_mini_batch_size=16"
 ALLOWED_ENGINE += [
-    *(ASYNC, f"{ASYNC} data.gen_batch_size=1 {FILTER}", f"{SEPARATE} {ONE_UPDATE}"),
-    f"{SEPARATE} {ONE_UPDATE} {{R}}.n_gpus_per_node=2 {{R}}.tensor_model_parallel_size=2",
+    *(ASYNC, f"{ASYNC} data.gen_batch_size=1 {FILTER}", SEPARATE),
+    f"{SEPARATE} {{R}}.n_gpus_per_node=2 {{R}}.tensor_model_parallel_size=2",
 ]
 REFUSED += [
     ("trainer.v1.trainer_mode=separate_async", "trainer_mode=separate_async recipe_colocate_async"),
-    (f"{SEPARATE} {ONE_UPDATE} {{R}}.nnodes=0", "{R}.nnodes=0 trainer.nnodes"),
-    (f"{SEPARATE} data.train_batch_size=16 {{A}}.ppo_mini_batch_size=8", "data.train_batch_size"),
-    (f"{SEPARATE} {ONE_UPDATE} {{R}}.checkpoint_engine.backend=nccl", "nccl cupy"),
-    (f"{SEPARATE} {ONE_UPDATE} {{R}}.tensor_model_parallel_size=2", "the 1 GPUs of the engines"),
+    (f"{SEPARATE} {{R}}.nnodes=0", "{R}.nnodes=0 trainer.nnodes"),
+    (f"{SEPARATE} {{R}}.checkpoint_engine.backend=nccl", "nccl cupy"),
+    (f"{SEPARATE} {{R}}.tensor_model_parallel_size=2", "the 1 GPUs of the engines"),
     (f"{ASYNC} data.gen_batch_size=4", "data.gen_batch_size=4 trainer.v1.trainer_mode"),
     (f"{ASYNC} skip.rollout_tq.enable=true", "skip.rollout_tq.enable trainer.v1.trainer_mode"),
     # The default in this mode; see test_compose.py.
