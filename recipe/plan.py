@@ -13,6 +13,7 @@ from typing import Any
 from prompt_aug.base.commands import at_least, make_parser, run
 from recipe.config.compose import compose_config
 from recipe.config.shapes import shape_of
+from recipe.config.verl import SEPARATE, own_gpus
 from recipe.preflight.engine import actor_rows, attention_heads, engine_gpus, micro_batches
 from recipe.preflight.estimate import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, saved_bytes
 from recipe.preflight.rules import A, R, Setup, refuse
@@ -61,10 +62,12 @@ def asynchronous_lines(e: Estimate) -> Iterator[str]:
 
     Of the GPUs, the engines of the separate mode get the number with the shortest slow step.
     """
-    window = e.setup.trainer.v1.colocate_async.num_warmup_batches
+    modes, mode = e.setup.trainer.v1, e.setup.mode
+    own = modes.separate_async if mode == SEPARATE else modes.colocate_async
+    window = own.num_warmup_batches
     seconds = functools.partial(Estimate.asynchronous_seconds, window=window)
     divided = [e.with_own_gpus(n) for n in range(e.tensor, e.setup.gpus, e.tensor)]
-    divided = [x for x in divided if x.setup.gpus % x.shards == 0]
+    divided = [x for x in divided if not [*actor_rows(x.setup), *engine_gpus(x.setup)]]
     split = min(divided, key=lambda x: seconds(x, speed=SLOW, separate=True), default=None)
     for name, plan, separate in (("asynchronous", e, False), ("separate", split, True)):
         if plan is None:  # one GPU
@@ -101,8 +104,11 @@ def plan(options: Namespace) -> int:
     """Print the plan; returns 1 if the run does not fit."""
     at_least(1, options, "gpus", "mean_response", "validation")
     config = compose_config(options.example, options.overrides)
-    if options.gpus:
-        config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, options.gpus
+    nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if options.gpus or own_gpus(config):  # the modes are compared on the same GPUs, all of them
+        total = options.gpus or nodes * gpus + own_gpus(config)
+        config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, total
+        config.actor_rollout_ref.rollout.nnodes = 0
     setup = Setup(config)
     refuse([engine_gpus, actor_rows, attention_heads, micro_batches], setup)
     shape = shape_of(config.recipe.model_path or "")

@@ -39,7 +39,8 @@ if [[ -z ${RECIPE_RUNNER:-} ]] && ! imports_recipe; then
 fi
 line=(sbatch ${options[@]+"${options[@]}"} "scripts/$job.sbatch" "$@")
 commands=$( # fails if the checks refuse a training
-    export CHECK=1 GPUS_PER_NODE=${GPUS_PER_NODE:-${SBATCH_GPUS_PER_NODE:-}}
+    default=$(sed -n 's/^#SBATCH --gpus-per-node=//p' "scripts/$job.sbatch")
+    export CHECK=1 GPUS_PER_NODE=${GPUS_PER_NODE:-${SBATCH_GPUS_PER_NODE:-$default}}
     unset SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_GPUS_ON_NODE # of an allocation that it is called in
     for option in ${options[@]+"${options[@]}"}; do
         case $option in

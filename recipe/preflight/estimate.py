@@ -165,7 +165,8 @@ class Estimate:
     def with_own_gpus(self, engines: int) -> "Estimate":
         """Return this run with `engines` of its GPUs for engines alone."""
         setup = copy.copy(self.setup)
-        setup.engine_gpus, setup.gpus = engines, self.setup.gpus - engines
+        setup.engine_gpus = setup.engine_node = engines
+        setup.gpus = self.setup.gpus - engines
         return Estimate(setup, self.shape, self.gpu, self.mean_response)
 
     def actor_seconds(self, speed: Speed) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Transfer of weights to engines with GPUs of their own, by gloo; verl's transports need a GPU."""
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
 from typing import Any
@@ -58,7 +59,13 @@ class GlooCheckpointEngine(CheckpointEngine):
             return
         if rank:
             self.store = TCPStore(address["host"], address["port"], timeout=TIMEOUT)
-        self.group = ProcessGroupGloo(self.store, rank, world_size, TIMEOUT)
+        options = ProcessGroupGloo._Options()
+        options._timeout = TIMEOUT
+        if not os.environ.get("GLOO_SOCKET_IFNAME"):
+            # Ray's address of this node. Gloo's default is the host name, perhaps the loopback's.
+            device = ProcessGroupGloo.create_device(hostname=ray.util.get_node_ip_address())
+            options._devices = [device]
+        self.group = ProcessGroupGloo(self.store, rank, world_size, options)
 
     def finalize(self) -> None:
         self.group = None

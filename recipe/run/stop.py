@@ -94,6 +94,11 @@ class Limit:
     def end_step(self) -> None:
         self.steps.append(self.clock() - self.began)
 
+    def sent(self, seconds: float) -> None:
+        """Add the seconds in which its weights were sent to the last step."""
+        if self.steps:
+            self.steps[-1] += seconds
+
     def saved(self, seconds: float) -> None:
         self.save = max(self.save, seconds)
 

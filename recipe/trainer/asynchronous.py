@@ -83,7 +83,8 @@ class AsyncMixin(RecipeMixin):
     """`RecipeMixin` over an asynchronous trainer of verl.
 
     Overrides of verl:
-      _load_checkpoint     deletes rows of the step that the checkpoint has already trained
+      _load_checkpoint     deletes rows of the step that the checkpoint has already trained, and
+                           those of a validation that was cut short
       prepare_step         fills the window, which dynamic sampling may have left smaller
       _compute_advantage   adds metrics of staleness
     """
@@ -96,8 +97,10 @@ class AsyncMixin(RecipeMixin):
         tags = (tq.kv_list("train") or {}).get("train", {})
         asked = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
         trained = [key for key in tags if key not in asked and group_id(key) not in asked]
-        if trained:
-            tq.kv_clear(keys=trained, partition_id="train")
+        validated = list((tq.kv_list("val") or {}).get("val", {}))
+        for partition, keys in (("train", trained), ("val", validated)):
+            if keys:
+                tq.kv_clear(keys=keys, partition_id=partition)
 
     def prepare_step(self) -> dict:
         prepared: dict = super().prepare_step()

@@ -159,11 +159,11 @@ def validation_metrics(
     right: dict[tuple[str, str], float] = dict.fromkeys(expected, 0.0)
     formats: dict[str, list[float]] = defaultdict(list)
     for source, uid, acc, form in zip(sources, uids, infos["acc"], infos["format"], strict=True):
-        right[(str(source), str(uid))] = right.get((str(source), str(uid)), 0.0) + float(acc)
+        right[(str(source), str(uid))] += float(acc)  # KeyError: a response of another validation
         formats[str(source)].append(float(form))
     by_source: dict[str, list[float]] = defaultdict(list)
     for key, total in right.items():
-        by_source[key[0]].append(total / max(1, expected.get(key, 1)))
+        by_source[key[0]].append(total / expected[key])
     metrics = {}
     for source, values in by_source.items():
         center = mean(values)

@@ -34,6 +34,7 @@ class SavingTrainer(PPOTrainer):
       on_init_end         reports the next stage; starts the watchdog
       on_train_begin      reports the last stage, from which on a signal lets the trainer save
       step                measures the time of a step; ends the run before it, if it must end
+      on_step_end         measures the transfer of the weights
       _validate           may cut the validation short
       _save_checkpoint    adds our state, deletes older checkpoints afterwards
     """
@@ -90,6 +91,11 @@ class SavingTrainer(PPOTrainer):
         self.limit.end_step()
         self.line = run_folder.metrics_line(self.global_steps, metrics)
         return batch
+
+    def on_step_end(self) -> None:
+        began = time.monotonic()
+        super().on_step_end()
+        self.limit.sent(time.monotonic() - began)
 
     def _validate(self) -> dict[str, float]:
         """verl's validation; cut short it has no metrics, and `end_step` saves the step."""

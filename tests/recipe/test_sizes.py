@@ -346,6 +346,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
     assert "mean response 1500 tokens" in said and "15% to 48% of the peak" in said
     assert "s with W = 1 (" in said
+    separate = ["trainer.v1.trainer_mode=recipe_separate_async", f"{SHORT['R']}.nnodes=1"]
+    separate += [f"{SHORT['R']}.n_gpus_per_node=4", "trainer.n_gpus_per_node=12"]
+    window = "trainer.v1.separate_async.num_warmup_batches=2"
+    command.main(["prompt_aug", "data.max_response_length=3000", *separate, window])
+    again = capsys.readouterr().out
+    assert again.replace("W = 2", "W = 1").split("async")[0] == said.split("async")[0]
+    assert "s with W = 2, 8 GPUs for engines" in again
     assert command.main(["toy", "recipe.model_path=some/model"]) == 1
     assert "recipe.model_path=some/model: its shape is unknown" in capsys.readouterr().err
 

@@ -184,10 +184,10 @@ REAL = [
 ]
 
 
-def real(run: Path, steps: int) -> str:
+def real(run: Path, steps: int, *settings: str) -> str:
     """Submit the toy training over both nodes; return the number of the job."""
     network = {"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"}
-    arguments = (*REAL, f"trainer.total_training_steps={steps}")
+    arguments = (*REAL, f"trainer.total_training_steps={steps}", *settings)
     options = ["--nodes=2", "--time=60"]
     return submit(run, *options, arguments=arguments, **THIS_PYTHON, **network)
 
@@ -218,6 +218,20 @@ def two_nodes(run: Path) -> str:
     return "Ray had 2 nodes, 4 steps, FSDP shards of 2 ranks, no process left"
 
 
+def separate(run: Path) -> str:
+    """A node for the actor, the other for the engine, which `train.sbatch` divides."""
+    mode = "trainer.v1.trainer_mode=recipe_separate_async"
+    job = real(run, 4, mode, "actor_rollout_ref.rollout.nnodes=1")
+    wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
+    assert field(job, "JobState") == "COMPLETED", run.parent
+    assert lines(run) == [1, 2, 3, 4]
+    shards = [p.name for p in (run / "checkpoints/global_step_4/actor").glob("model_*")]
+    assert shards == ["model_world_size_1_rank_0.pt"]
+    nothing_left(run)
+    assert "Ray has 2 nodes" in output(run)
+    return "Ray had 2 nodes, 4 steps, one FSDP rank, engine on the other node, no process left"
+
+
 def lost_raylet(run: Path) -> str:
     """SIGKILL of the second node's raylet in the middle; for SLURM both nodes are healthy."""
     job = real(run, steps=5)
@@ -236,7 +250,7 @@ def lost_raylet(run: Path) -> str:
     return f"requeued after {seen:.0f} s, resumed from step 2, 5 steps, each line once"
 
 
-DRILLS = (scancel, limit, preemption, node_loss, twice, two_nodes, lost_raylet)
+DRILLS = (scancel, limit, preemption, node_loss, twice, two_nodes, separate, lost_raylet)
 
 
 def main() -> int:

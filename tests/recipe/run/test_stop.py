@@ -30,8 +30,10 @@ def limit(folder: Path, deadline: float | None, steps: list[float], save: float)
     made = Limit(folder, deadline, clock)
     for seconds in steps:
         made.begin_step()
-        clock.now += seconds
+        clock.now += seconds - 0.5
         made.end_step()
+        clock.now += 0.5
+        made.sent(0.5)  # of the step's seconds, those in which its weights are sent
     made.saved(save)
     made.saved(save / 2)  # the longest counts
     made.begin_step()

@@ -241,18 +241,23 @@ def test_staleness_by_hand() -> None:
 
 
 def test_a_checkpoint_restores_only_the_groups_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl saves the queue with the rows of the step just trained, 0; 1 is finished, 2 runs."""
+    """verl saves the queue with the rows of the step just trained, 0; 1 is finished, 2 runs.
+
+    And with those of a validation that was cut short, which would be counted again in the next one.
+    """
     waiting = {"is_prompt": True, "status": "pending"}
     rows = ["0-a_0_0", "0-a_1_0", "1-b_0_0", "1-b_1_0", "pad7_0_0", "2-c_0_0"]
     tags: dict[str, Any] = {key: {"status": "success"} for key in rows}
     tags |= {"1-b": {**waiting, "status": "finished"}, "2-c": waiting}
+    both = {"train": tags, "val": {"0-v": {**waiting, "status": "finished"}, "0-v_0_0": {}}}
     queue = SimpleNamespace(
-        kv_list=lambda _: {"train": dict(tags)},
-        kv_clear=lambda keys, partition_id: [tags.pop(key) for key in keys],
+        kv_list=lambda name: {name: dict(both[name])},
+        kv_clear=lambda keys, partition_id: [both[partition_id].pop(key) for key in keys],
     )
     monkeypatch.setattr(asynchronous, "tq", queue)
     monkeypatch.setattr(asynchronous.RecipeMixin, "_load_checkpoint", lambda self: None)
     object.__new__(ColocateAsyncTrainer)._load_checkpoint()
+    assert not both["val"]
     assert sorted(tags) == ["1-b", "1-b_0_0", "1-b_1_0", "2-c", "2-c_0_0"]
 
 
