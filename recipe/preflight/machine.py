@@ -1,23 +1,19 @@
-"""Rules about the machine: room on the disk, GPUs, memory, a key for wandb."""
+"""Rules about the machine: room on the disk, GPUs, memory, loggers."""
 
-import netrc
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlparse
 
 from prompt_aug.base.places import unwritable
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
-from recipe.config.verl import own_gpus
-from recipe.preflight.engine import attention_heads
+from recipe.config.verl import A, R, own_gpus
 from recipe.preflight.estimate import saved_bytes
-from recipe.preflight.rules import A, Check, R, Rule, Setup, is_missing
+from recipe.preflight.rules import Check, Rule, Setup, is_missing
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
-from recipe.run.model_files import unsupported_head
 
 LEAST_FREE = 1.0  # GiB
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
@@ -91,50 +87,12 @@ def cpu_memory(s: Setup) -> Iterator[str]:
     yield s.message(key, f"{sizes_of}. {remedy}.")
 
 
-def cpu_engine(s: Setup) -> Iterator[str]:
-    """The engine on a CPU supports the model's attention heads and a fast precision."""
-    shape = known_shape(s.recipe.model_path)
-    if not s.on_cpu or shape is None:
-        return
-    if why := unsupported_head(shape.head_dim):
-        yield s.message("recipe.model_path", f"{why}. Choose another model, or GPUs (machine=gpu).")
-    slow = s.here and shape.parameters >= sizes.LARGE and not host.multiplies_bfloat16()
-    if slow and str(s.rollout.dtype) not in ("float32", "fp32"):
-        yield s.message(
-            f"{R}.dtype",
-            "this processor has no instructions for it and would be about 40 times slower than "
-            "with float32. Leave it null.",
-        )
-
-
-def lacks_wandb_key(s: Setup) -> bool:
-    """Return True if wandb would prompt for a key; its process has no terminal."""
-    logger = s.trainer.logger
-    offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
-    if "wandb" not in ([logger] if isinstance(logger, str) else logger) or offline:
-        return False
-    if os.environ.get("WANDB_API_KEY"):
-        return False
-    server = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or "api.wandb.ai"
-    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    try:  # `wandb login` writes the key there
-        return netrc.netrc(str(path)).authenticators(server) is None
-    except (OSError, netrc.NetrcParseError):
-        return True
-
-
 MACHINE: list[Check] = [
-    *(room, ray, gpus, cpu_memory, cpu_engine, attention_heads),
+    *(room, ray, gpus, cpu_memory),
     Rule(
         "trainer.logger",
         # verl imports them last
         lambda s: any(x in s.trainer.logger and is_missing(x) for x in LOGGERS),
         "its package is not installed here. Install it, or choose another logger.",
-    ),
-    Rule(
-        "trainer.logger",
-        lacks_wandb_key,
-        "there is no key for wandb. Run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline to "
-        "send the run later.",
     ),
 ]
