@@ -29,14 +29,9 @@ LOSS = "actor_rollout_ref.actor.policy_loss"
 
 @pytest.mark.config
 @pytest.mark.parametrize("plus", ["", "+", "++"])
-def test_a_field_of_an_own_loss_is_set_by_key(plus: str, tmp_path: Path) -> None:
+def test_a_field_of_an_own_loss_is_set_by_key(plus: str) -> None:
     field = f"{plus}{LOSS}.alpha=0.2"
     config = compose_config("toy", [f"{LOSS}._target_=losses.Mine", field])
-    assert config.actor_rollout_ref.actor.policy_loss.alpha == 0.2
-    own = "actor_rollout_ref: {actor: {policy_loss: {_target_: losses.Mine, alpha: 0.5}}}\n"
-    head = "defaults: [recipe, _self_]\nrecipe: {name: x}\ntrainer: {total_training_steps: 1}\n"
-    (tmp_path / "config.yaml").write_text(head + own)
-    config = compose_config(str(tmp_path), [field])
     assert config.actor_rollout_ref.actor.policy_loss.alpha == 0.2
     with pytest.raises(ConfigError, match=rf"^no key '{LOSS}\.alpha'"):  # of verl's own class
         compose_config("toy", [field])
@@ -70,7 +65,7 @@ def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
     left = show.overruled("ta_grpo", ["method=prompt_aug", *chosen])
     assert replaced.keys() - left.keys() == {"recipe.augment.mode", "recipe.augment.templates"}
     assert show.overruled("ta_grpo", ["method=grpo"]) == {}
-    assert show.overruled("one_shot", ["method=one_shot"]) == {}  # its ? is a placeholder
+    assert "recipe.one_question" not in show.overruled("one_shot", ["method=one_shot"])  # a ?
     with pytest.raises(ConfigError, match="augment"):
         show.notes("ta_grpo", ["method=prompt_aug"])
     assert len(show.notes("grpo", ["method=cispo"])) == 1  # a KL term, as its baseline has
@@ -93,19 +88,19 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(package + text)
-        assert len(text.splitlines()) < 30
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "mine")
     return tmp_path / "mine"
 
 
 @pytest.mark.config
-def test_an_example_with_its_own_method_and_templates(mine: Path) -> None:
+def test_an_example_with_its_own_method_templates_and_benchmark(mine: Path) -> None:
     config = compose_config(str(mine), [])
     assert validate(config).bank.names == ("shout",)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"  # of grpo
-    changed = compose_config(str(mine), ["method=cw_grpo", "recipe.augment.templates=null"])
-    assert changed.recipe.weights.name == "gaussian_covariance"  # the project's own are still there
+    benchmark = load(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
+    assert [question.answers for question in benchmark.questions] == [("2",), ("5",)]
+    assert benchmark.samples == 4
 
 
 @pytest.mark.config
@@ -135,13 +130,3 @@ def test_the_loss_is_registered_by_naming_its_class(mine: Path) -> None:
     mask, advantages = torch.ones(1, 2), torch.tensor([[1.0, -1.0]])
     value, _ = loss(old, new, advantages, mask, "token-mean", info)
     assert value.item() == pytest.approx((-2 + 3) / 4)  # over the mini-batch's tokens
-
-
-@pytest.mark.config
-def test_the_benchmark_is_a_file_beside_it(mine: Path) -> None:
-    benchmark = load(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
-    assert [(q.text, q.answers) for q in benchmark.questions] == [
-        ("What is 1 + 1?", ("2",)),
-        ("What is 2 + 3?", ("5",)),
-    ]
-    assert benchmark.samples == 4

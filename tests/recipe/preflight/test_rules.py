@@ -34,7 +34,6 @@ STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
 FILTER = "algorithm.filter_groups.enable=true"
 WEIGHTS = "recipe.weights.name=clip_cov"
 WITHOUT_BOUNDS = "{A}.clip_ratio_low=null {A}.clip_ratio_high=null"
-RS = "{C}.rollout_rs_threshold=2.0 {C}.rollout_rs="
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +86,13 @@ ALLOWED_ALGORITHM = [
     NONE,
     VERIFIER,
     f"{{LOSS}}=dppo_tv {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}",
-    f"{RS}'token_k2,seq_max_k3'",
     STAR,  # the corner: anchored ratio, normalized per rephrasing
     f"{TA} recipe.rephrasings.ratio=own {{C}}.rollout_is=token",
     f"{TA} recipe.weights.name=clip_cov {{LOSS}}={min(set(HOMOGENEOUS) - OWN_CLASS)} {SEQUENCE}",
     "{LOSS}=clip_cov",
     f"{{LOSS}}=gmpo {SEQUENCE} {{A}}.policy_loss._target_={GMPO_TARGET} {{A}}.use_dynamic_bsz=true",
     "{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=80",
-    f"{FILTER} recipe.dynamic_sampling.on_exhausted=stop",
     "recipe.keep_best=val/t/accuracy trainer.test_freq=1",
-    "{C}.rollout_is=token {C}.rollout_is_threshold=0.5_5.0",
-    "{A}.use_kl_loss=true {A}.kl_loss_type=k3+",
 ]
 
 DYNAMIC = "{A}.use_dynamic_bsz=true {R}.log_prob_use_dynamic_bsz=true"
