@@ -13,10 +13,10 @@ from typing import Any
 from prompt_aug.base.commands import at_least, make_parser, run
 from recipe.config.compose import compose_config
 from recipe.config.shapes import shape_of
-from recipe.config.verl import SEPARATE, own_gpus
-from recipe.preflight.engine import actor_rows, attention_heads, engine_gpus, micro_batches
+from recipe.config.verl import SEPARATE, A, R, own_gpus
+from recipe.preflight.engine import actor_rows, engine_gpus, micro_batches
 from recipe.preflight.estimate import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, saved_bytes
-from recipe.preflight.rules import A, R, Setup, refuse
+from recipe.preflight.rules import Setup, refuse
 
 GIB = 2**30
 
@@ -110,7 +110,7 @@ def plan(options: Namespace) -> int:
         config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, total
         config.actor_rollout_ref.rollout.nnodes = 0
     setup = Setup(config)
-    refuse([engine_gpus, actor_rows, attention_heads, micro_batches], setup)
+    refuse([engine_gpus, actor_rows, micro_batches], setup)
     shape = shape_of(config.recipe.model_path or "")
     e = Estimate(setup, shape, GPUS[options.gpu], options.mean_response or 0)
     print(f"{options.example}: {config.recipe.model_path} on {setup.gpus} x {options.gpu}")

@@ -4,17 +4,12 @@ It prepares the questions once, holds some of them out, and stands for a longer 
 prints. The settings are those of examples/own and config/scale/one_node.yaml.
 """
 
-import contextlib
 import re
 import shlex
 import sys
 from pathlib import Path
 
-from huggingface_hub import constants, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.places import hub_answers
 from prompt_aug.prepare.__main__ import main as prepare
 from recipe.config.compose import example_names, group_names
 
@@ -26,7 +21,7 @@ def expand(name: str, model: str | None, data: str | None, overrides: list[str])
     """Return the arguments of the long form: the example, then its overrides.
 
     `name` is a method, or an example whose model or data is replaced. Raises UsageError for another
-    name, a model that cannot be loaded, and for data that cannot be prepared.
+    name, and for data that cannot be prepared.
     """
     example, more = name, []
     if name in group_names("method"):
@@ -39,11 +34,6 @@ def expand(name: str, model: str | None, data: str | None, overrides: list[str])
     elif name not in example_names() and not Path(name, "config.yaml").is_file():
         raise UsageError(f"{name}: no method. Known are {', '.join(group_names('method'))}.")
     if model is not None:
-        if not reachable(model):
-            raise UsageError(
-                f"--model {model}: there is no such folder, and the hub cannot be reached. Name a "
-                f"model folder, or run `hf download {model}` where there is a network."
-            )
         more.append(f"recipe.model_path={model}")
     if data is not None:
         train, held_out = prepared(data)
@@ -51,16 +41,6 @@ def expand(name: str, model: str | None, data: str | None, overrides: list[str])
     long = [example, *more, *overrides]
     print(f"recipe.train: stands for: python -m recipe.train {shlex.join(long)}", file=sys.stderr)
     return long
-
-
-def reachable(model: str) -> bool:
-    """Return whether `model` is a folder, in the cache of Hugging Face, or perhaps on the hub."""
-    if Path(model).is_dir():
-        return True
-    with contextlib.suppress(HFValidationError):  # a path, not an id
-        cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
-        return cached or hub_answers(constants.ENDPOINT)
-    return False
 
 
 def prepared(data: str) -> tuple[Path, Path]:

@@ -99,21 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--keys", action="store_true", help="the settings of this project, a line each"
     )
     only.add_argument(
-        "--cfg",
-        nargs="?",
-        const="all",
-        choices=("all", "diff"),
-        help="every key, its value, and the file that set it; diff: those that are not defaults",
+        "--cfg", action="store_true", help="every key, its value, and the file that set it"
     )
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
-    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args(arguments)
-    if given.multirun:  # an option of hydra's own programs
-        from recipe.config.compose import ONE_RUN
-
-        parser.error(f"--multirun: {ONE_RUN}")
     if given.example is None and not given.list and not given.keys:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
@@ -141,7 +132,7 @@ def do(given: argparse.Namespace) -> int:
         print(settings.page())
     elif given.cfg:
         show.notes(given.example, given.overrides)
-        print(show.with_sources(given.example, given.overrides, given.cfg == "diff"))
+        print(show.with_sources(given.example, given.overrides))
     else:
         return start(given.example, given.overrides, given.dry_run)
     return 0

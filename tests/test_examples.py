@@ -1,24 +1,20 @@
 """Every example and README command composes, would start, and differs from others as stated."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from composed import composed
 from method_runs import toy_command
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from page_commands import SHOWN, command_of, fenced_lines
 
 from recipe.config.base import flat
 from recipe.config.compose import EXAMPLES, example_names, group_names
-from recipe.errors import ConfigError
 from recipe.preflight.checks import validate
-from recipe.preflight.engine import micro_batches
 from recipe.preflight.resume import same_run
-from recipe.preflight.rules import Setup, refuse
+from recipe.preflight.rules import Setup
 from recipe.run.folder import RunFolder
 
 pytestmark = pytest.mark.config
@@ -157,10 +153,6 @@ TOY = {
 }
 BASELINE = "toy_methods method=grpo"
 ON_TOY = {(" ".join(toy_command(name)), BASELINE): keys for name, keys in TOY.items()}
-LIKE_GRPO = (
-    *("dr_grpo", "seed_grpo", "rloo", "maxrl", "gspo", "gmpo", "cispo", "sapo", "luspo", "vespo"),
-    *("hapo", "curriculum"),
-)
 DAPO_LOSS = (
     "prompt_aug recipe.augment.mode=fixed recipe.augment.templates=[qwen-math] "
     "recipe.reward.format_weight=0"
@@ -173,26 +165,13 @@ PUBLISHED = {
     ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
     ("ta_grpo", STAR): {ADVANTAGE, RATIO},
     ("ta_grpo", GRPO_DS): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
-    (
-        "ta_grpo published=corrected",
-        f"{ON_MATH}grpo_ds scale=math_train published=corrected",
-    ): {ADVANTAGE, COUNT, FILTER},
     ("dapo", "prompt_aug"): {*AUGMENT, f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
     ("cw_grpo", "clip_cov"): {WEIGHTS, MODE, *OPEN_CLIP},
-    ("cw_grpo", COMMAND["clip_cov_global"]): {WEIGHTS, *OPEN_CLIP},
     ("one_shot", COMMAND["entropy_only"]): {ADVANTAGE, KL, f"{ACTOR}.optim.weight_decay", STEPS},
     # The baseline of arXiv 2602.03190 has a KL term and a token mean.
     ("dapo", "grpo"): TOY["dapo"] - {MEAN} | {KL},
     ("prompt_aug", "grpo"): TOY["prompt_aug"] - {MEAN} | {KL},
-    ("one_shot", "grpo"): {
-        *TOY["one_shot"],
-        *("data.train_files", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.entropy_checkpointing"),
-        f"{ACTOR}.fsdp_config.entropy_checkpointing",  # verl copies it
-        *(f"{ROLLOUT}.temperature", STEPS, TEMPLATES),
-        *("recipe.augment.bank", "recipe.reward.extraction"),
-    },
-    # These are compared with GRPO as in its own paper.
-    **{(COMMAND[n], f"{COMMAND[n].split()[0]} method=grpo"): TOY[n] for n in LIKE_GRPO},
+    (DR_GRPO, f"{DR_GRPO.split()[0]} method=grpo"): TOY["dr_grpo"],  # GRPO as in its own paper
     ("kl_cov", "kl_cov method=grpo"): TOY["kl_cov"],
 }
 
@@ -213,11 +192,6 @@ def test_every_method_has_a_row_whose_command_trains_it() -> None:
         assert (config.recipe.name, config.recipe.method) == (name, name)
         assert config.trainer.device == "cuda"
         assert composed(*toy_command(name)).recipe.name == f"toy_{name}"
-    for name in set(NAMES) & set(METHODS):
-        text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
-        toy = " ".join(toy_command(name))
-        for command in (f"submit.sh train {name} recipe.run_dir=", f"-m recipe.train {toy}"):
-            assert command in text, f"{name}/README.md does not have '{command}'"
 
 
 STARTED = sorted({*NAMES, *COMMAND.values()})
@@ -229,13 +203,6 @@ def test_an_example_would_start(name: str) -> None:
     validate(config)
     assert config.trainer.save_freq > 0, "export, sweep and report would show the start model alone"
     assert config.trainer.test_freq > 0
-    if config.trainer.device == "cpu":
-        return
-    two_nodes: Any = OmegaConf.merge(config, {"trainer": {"nnodes": 2}})
-    if config.data.train_batch_size == 12:  # 9 rows a GPU: scale/open_rs is for one node
-        assert "micro_batch_size_per_gpu" in "".join(micro_batches(Setup(two_nodes)))
-    else:
-        assert not list(micro_batches(Setup(two_nodes)))
 
 
 def test_verl_converts_every_example() -> None:
@@ -289,39 +256,21 @@ def trainings(text: str) -> list[tuple[str, ...]]:
     return [arguments for arguments in commands if "--model" not in arguments]
 
 
-def launched(command: tuple[str, ...]) -> DictConfig:
-    """Return the configuration of a command; ConfigError if it would not start."""
-    config = composed(*command)
-    validate(config)
-    return config
-
-
 TRAININGS = list(dict.fromkeys(c for p in READMES for c in trainings(p.read_text("utf-8"))))
 
 
 @pytest.mark.parametrize("command", TRAININGS, ids=" ".join)
 def test_a_training_of_a_readme_would_start(command: tuple[str, ...]) -> None:
-    assert launched(command).trainer.total_training_steps > 0
-
-
-def check_folders(commands: Iterable[tuple[str, ...]], scratch: Path) -> None:
-    """Raise ConfigError if two commands share a run folder and are not the same run."""
-    by_folder = defaultdict(list)
-    for command in commands:
-        config = composed(*command)
-        by_folder[config.recipe.run_dir].append(config)
-    folder = RunFolder(scratch)
-    folder.metrics.touch()
-    for first, *others in by_folder.values():
-        OmegaConf.save(first, folder.config)
-        for second in others:
-            moved = OmegaConf.merge(second, {"recipe": {"run_dir": str(folder.root)}})
-            refuse([same_run], Setup(moved))
+    config = composed(*command)
+    validate(config)
+    assert config.trainer.total_training_steps > 0
 
 
 def test_commands_that_share_a_run_folder_are_one_run(tmp_path: Path) -> None:
-    check_folders(TRAININGS, tmp_path)
-    first = ("cw_grpo", "recipe.run_dir=runs/x")
-    check_folders([first, first], tmp_path)
-    with pytest.raises(ConfigError, match=r"trainer\.total_training_steps"):
-        check_folders([first, (*first, "trainer.total_training_steps=200")], tmp_path)
+    first, folder = dict[str, Any](), RunFolder(tmp_path)
+    folder.metrics.touch()
+    for config in (composed(*command) for command in TRAININGS):
+        before = first.setdefault(config.recipe.run_dir, config)
+        OmegaConf.save(before, folder.config)
+        moved = OmegaConf.merge(config, {"recipe": {"run_dir": str(tmp_path)}})
+        assert list(same_run(Setup(moved))) == []

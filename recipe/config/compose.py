@@ -6,7 +6,6 @@ one wins. A key that none of the first three has is rejected wherever it is set:
 add any key, and an override with ``+``, and nothing would read it.
 """
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -28,10 +27,6 @@ from recipe.config.verl import ASYNCHRONOUS, check_types, off_switch, unknown_ke
 from recipe.errors import ConfigError
 from recipe.run.host import gpus_here
 
-ONE_RUN = (
-    "hydra only composes the configuration here, so its own options and keys have no effect. Set "
-    "the run folder with recipe.run_dir=..., and start each run with its own command"
-)
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks, and mappings
 # whose keys are data sources, which `recipe.preflight.data` checks.
@@ -52,7 +47,6 @@ OPEN = (
     *ARGUMENTS,
 )
 OFF = (None, False, "none", "off", "vanilla")  # values that turn a feature off; 0 is False
-PLAIN = re.compile(r"""[^\[{'"~].*""")  # a value that hydra's syntax of lists, ... does not begin
 # Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
 
@@ -87,23 +81,12 @@ def parsed(text: str) -> Override:
         raise ConfigError(f"'{text}' is not an override of the form key=value{why}") from error
 
 
-def readable(text: str) -> str:
-    """Return an override that hydra can read: plain text quoted, ``++`` before a key of the user's.
-
-    Text that hydra reads already is not changed.
-    """
+def with_plus(text: str) -> str:
+    """Return an override with ``++`` before a key of the user's, which hydra would call unknown."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+")
-    if equals and (is_in(name, ARGUMENTS) or _is_field(name)):
-        key = f"++{name}"
-    quoted = "'" + value.replace("'", "\\'") + "'"
-    with contextlib.suppress(ConfigError):
-        parsed(f"{key}{equals}{value}")
-        return f"{key}{equals}{value}"
-    with contextlib.suppress(ConfigError):
-        if PLAIN.fullmatch(value) and parsed(f"{key}={quoted}").value() == value:
-            return f"{key}={quoted}"
-    return text
+    own = equals and (is_in(name, ARGUMENTS) or _is_field(name))
+    return f"++{name}={value}" if own else text
 
 
 def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
@@ -128,7 +111,7 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
 
 
 def compose_config(example: str, overrides: list[str], *, allow_unread: bool = False) -> DictConfig:
-    """Return the resolved configuration of an example; overrides in hydra's syntax or plain text.
+    """Return the resolved configuration of an example; overrides in hydra's syntax.
 
     `allow_unread`: also overrides of keys whose feature is switched off.
 
@@ -136,7 +119,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     choice, and for values of a wrong type or out of range.
     """
     folder = example_folder(example)
-    overrides = on_this_machine(folder, list(map(readable, overrides)))
+    overrides = on_this_machine(folder, list(map(with_plus, overrides)))
     if errors := dict.fromkeys(why for text in overrides if (why := _refused(text, folder))):
         raise ConfigError("\n".join(errors))
     given = _given(overrides)
@@ -183,8 +166,6 @@ def _refused(text: str, folder: Path) -> str | None:
     except ConfigError as error:
         return str(error)
     key = override.key_or_group
-    if key.partition(".")[0].partition("/")[0] == "hydra":
-        return f"'{text}': {ONE_RUN}"
     if override.is_delete():
         return f"'{text}' deletes a key, which verl would miss. Set {key}=null."
     if key == "recipe.method":

@@ -9,7 +9,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from prompt_aug.typed import shown
-from recipe.config.base import CONFIG, base, flat, reading, search_path, verl_config
+from recipe.config.base import CONFIG, flat, reading, search_path, verl_config
 from recipe.config.compose import (
     EXAMPLES,
     compose_config,
@@ -18,7 +18,7 @@ from recipe.config.compose import (
     group_names,
     on_this_machine,
     parsed,
-    readable,
+    with_plus,
 )
 from recipe.config.settings import defaults, meanings
 from recipe.errors import ConfigError
@@ -37,22 +37,15 @@ def examples_and_methods() -> str:
     return "\n".join(lines)
 
 
-def with_sources(example: str, overrides: list[str], changed: bool = False) -> str:
-    """Return every key of the composed configuration: ``key=value  # where it was set``, meaning.
-
-    `changed`: only those whose value is not the default.
-    """
+def with_sources(example: str, overrides: list[str]) -> str:
+    """Return every key, a line each: ``key=value  # where it was set``, meaning."""
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
-    origin, defaults_of, meaning = dict[str, str](), dict(flat(base())), meanings()
-    raws = dict[str, Any]()
+    origin, meaning = dict[str, str](), meanings()
     for source, values in _layers(example, overrides):
         for key, raw in values.items():
-            raws[key] = raw
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
     for key, value in flat(config):
-        if changed and (key not in raws or raws[key] == defaults_of.get(key, raws)):
-            continue
         text = f" ({meaning[key]})" if key in meaning else ""
         lines.append((f"{key}={shown(value)}", f"{_origin(key, origin)}{text}"))
     width = min(80, max(len(text) for text, _ in lines))
@@ -91,8 +84,8 @@ def _headline(path: Path) -> str:
 def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file or "command line", its values by key) in the order in which hydra merges them."""
     folder = example_folder(example)
-    # `readable` composes `base`: before hydra's context
-    overrides = on_this_machine(folder, [readable(text) for text in overrides])
+    # `with_plus` composes `base`: before hydra's context
+    overrides = on_this_machine(folder, [with_plus(text) for text in overrides])
     with reading(folder):
         loader = GlobalHydra.instance().config_loader()
         tree = loader.compute_defaults_list(

@@ -1,14 +1,14 @@
 """verl's configuration keys: which exist, have moved, have an effect, and which values they take.
 
-The data are keys.yaml, made by `recipe.preflight.keys`, moved.yaml, `SWITCHES` and `TYPES`. `root`
-is a composition of `recipe.config.base`.
+The data are keys.yaml, moved.yaml, `SWITCHES` and `TYPES`. `root` is a composition of
+`recipe.config.base`.
 """
 
 import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import yaml
@@ -182,16 +182,9 @@ def off_switch(config: DictConfig, key: str) -> tuple[Switch, Any] | None:
     return pairs[0]
 
 
-@functools.cache
-def fixed_keys() -> dict[str, str]:
-    """Return the keys and sections of verl that have to keep their defaults -> why."""
-    return dict(yaml.load(KEYS.read_text(encoding="utf-8"), yaml.CSafeLoader))
-
-
 def why_fixed(key: str) -> str | None:
     """Return why a key has to keep its default; None if it has not."""
-    names = accumulate(key.split("."), "{}.{}".format)
-    return next((fixed_keys()[name] for name in names if name in fixed_keys()), None)
+    return next((why for pattern, why in patterns(KEYS).items() if pattern.fullmatch(key)), None)
 
 
 def changed_keys(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
@@ -218,8 +211,8 @@ def changed_keys(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
 def unknown_key(key: str, root: str = ROOT) -> str:
     """Return the message about a key that does not exist, with what may have been meant."""
-    for pattern, text in moved().items():
-        if (match := re.fullmatch(pattern, key)) and (root == ROOT or "recipe." not in text):
+    for pattern, text in patterns(CONFIG / "moved.yaml").items():
+        if (match := pattern.fullmatch(key)) and (root == ROOT or "recipe." not in text):
             rest = match.groups()[-1] if match.groups() else ""
             return f"no key '{key}': {text.replace('*', rest)}"
     if full := sorted(k for k in known_keys(root) if k.endswith(f".{key}")):
@@ -230,10 +223,11 @@ def unknown_key(key: str, root: str = ROOT) -> str:
 
 
 @functools.cache
-def moved() -> dict[str, str]:
-    """Return moved.yaml, the stars of its patterns as groups of regular expressions."""
-    rows = yaml.safe_load((CONFIG / "moved.yaml").read_text(encoding="utf-8"))
-    return {"(.*)".join(map(re.escape, old.split("*"))): text for old, text in rows.items()}
+def patterns(path: Path) -> dict[re.Pattern[str], Any]:
+    """Return the rows of a file, the stars of their patterns as groups; a section has its keys."""
+    rows = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    text = {old: "(.*)".join(map(re.escape, old.split("*"))) for old in rows}
+    return {re.compile(rf"{text[old]}(?:\..*)?"): row for old, row in rows.items()}
 
 
 def _nearest(key: str, keys: Iterable[str]) -> str | None:

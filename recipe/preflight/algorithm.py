@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config.compose import one_line
-from recipe.config.verl import ASYNCHRONOUS, LOSSES, MODE
+from recipe.config.verl import ASYNCHRONOUS, CORRECTION, LOSS, LOSSES, MODE, A, R
 from recipe.preflight.data import paths_of
-from recipe.preflight.rules import ADVANTAGE, CORRECTION, LOSS, A, Check, R, Rule, Setup
+from recipe.preflight.rules import ADVANTAGE, Check, Rule, Setup
 
 KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
 HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
@@ -267,7 +267,7 @@ LOSS_RULES: list[Check] = [
     ),
     Rule(
         LOSS,
-        lambda s: s.loss == "geo_mean" and (s.actor.use_dynamic_bsz or s.micro_rows != s.rank_rows),
+        lambda s: s.loss == "geo_mean",
         "verl 0.9.1 multiplies this loss by the number of micro-batches. Use method=gmpo, the same "
         "loss with the right scale.",
     ),
@@ -282,10 +282,7 @@ LOSS_RULES: list[Check] = [
     ),
     Rule(
         f"{LOSS} {A}.loss_agg_mode",
-        lambda s: (
-            s.loss in ("sapo", "geo_mean", "gmpo")
-            and s.actor.loss_agg_mode != "seq-mean-token-mean"
-        ),
+        lambda s: s.loss in ("sapo", "gmpo") and s.actor.loss_agg_mode != "seq-mean-token-mean",
         "this loss takes the mean over responses whatever the mode is. Set "
         f"{A}.loss_agg_mode=seq-mean-token-mean.",
     ),

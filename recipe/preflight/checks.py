@@ -14,7 +14,7 @@ from prompt_aug.prompts import Prompts
 from recipe.config.verl import check_types
 from recipe.preflight.algorithm import ALGORITHM
 from recipe.preflight.data import FILES, PROMPTS, load_tokenizer
-from recipe.preflight.engine import ENGINE, LORA, STACK
+from recipe.preflight.engine import ENGINE, LORA
 from recipe.preflight.functions import FUNCTIONS, own_functions
 from recipe.preflight.machine import MACHINE
 from recipe.preflight.questions import prepare_data
@@ -27,7 +27,6 @@ SETTINGS: dict[str, list[Check]] = {
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
-    "Attention, kernels, quantization": STACK,
     "LoRA": LORA,
     "Own functions": FUNCTIONS,
 }

@@ -50,7 +50,6 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "method": method(config),
         "templates": templates(config.recipe.augment, prompts),
         "reward": reward(config.recipe.reward),
-        "learning rate": learning_rate(actor.optim),
         "questions": questions(report, Setup(config)),
         "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
@@ -94,16 +93,6 @@ def reward(section: DictConfig) -> str:
     if section.overlong.enable:
         text += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
     return text
-
-
-def learning_rate(optim: DictConfig) -> str:
-    """Return the rate, its schedule and its warmup."""
-    warmup = "no warmup"
-    if optim.lr_warmup_steps > 0:
-        warmup = f"warmup over {optim.lr_warmup_steps} steps"
-    elif optim.lr_warmup_steps_ratio:
-        warmup = f"warmup over {optim.lr_warmup_steps_ratio:.0%} of the steps"
-    return f"{optim.lr}, {optim.lr_scheduler_type}, {warmup}"
 
 
 def hours(config: DictConfig, steps: int) -> str:

@@ -10,14 +10,11 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from prompt_aug.typed import shown
-from recipe.algorithms import ADVANTAGES
 from recipe.config import verl
 from recipe.config.base import is_in
-from recipe.config.shapes import known_shape
-from recipe.config.verl import ASYNCHRONOUS, MODE, SEPARATE, own_gpus
-from recipe.preflight import rules
+from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
 from recipe.preflight.estimate import LAYERS, adapted
-from recipe.preflight.rules import MODEL, REF, A, Check, R, Rule, Setup
+from recipe.preflight.rules import Check, Rule, Setup, is_missing
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
@@ -28,16 +25,6 @@ LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.fun
 
 
 # ------------------------------------------------------------------------- keys with one value
-
-
-def estimator(s: Setup) -> Iterator[str]:
-    """`algorithm.adv_estimator` has verl's default: `recipe.advantage` computes the advantages."""
-    name = s.algorithm.adv_estimator
-    instead = f"recipe.advantage.name={name if name in ADVANTAGES else f'verl:{name}'}"
-    if name == "gae":
-        instead = "method=ppo"
-    if name != "grpo":
-        yield f"algorithm.adv_estimator={name}: no effect. Unset it and set {instead}."
 
 
 def fixed_keys(s: Setup) -> Iterator[str]:
@@ -97,7 +84,13 @@ def separate_engines(s: Setup) -> Iterator[str]:
 
 
 FIXED: list[Check] = [
-    *(estimator, fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines),
+    *(fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines),
+    Rule(
+        ATTENTION,
+        lambda s: s.get(ATTENTION) in FLASH[:2] and is_missing("flash_attn"),
+        "it needs the package flash_attn, which is not installed. Install it "
+        "(requirements/README.md), or set sdpa.",
+    ),
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
@@ -183,17 +176,6 @@ def engine_gpus(s: Setup) -> Iterator[str]:
         )
 
 
-def attention_heads(s: Setup) -> Iterator[str]:
-    """The GPUs of an engine divide the model's attention heads."""
-    shape = known_shape(s.recipe.model_path)
-    if shape and shape.heads % s.rollout.tensor_model_parallel_size:
-        yield s.message(
-            TENSOR_GPUS,
-            f"it does not divide the {shape.heads} attention heads of the model. Set it to a "
-            "divisor.",
-        )
-
-
 def actor_rows(s: Setup) -> Iterator[str]:
     """The rows of a mini-batch, also of the critic's, divide over the data-parallel ranks."""
     for role in (A, *(["critic"] if s.critic else [])):
@@ -264,46 +246,6 @@ SIZES: list[Check] = [
         lambda s: s.critic and s.batch % s.config.critic.ppo_mini_batch_size,
         "verl would pad the batch to a multiple of both mini-batches, so that the actor trains on "
         "mini-batches of padding. Set critic.ppo_mini_batch_size to a divisor of the batch.",
-    ),
-]
-# ------------------------------------------------------------------------- attention, kernels
-
-KERNELS = f"{MODEL}.fused_kernel_options.impl_backend"
-# (key, value, package that it needs, whether it needs a GPU)
-PACKAGES = (
-    (ATTENTION, None, "flash_attn", False),  # verl's default is flash_attention_2
-    (ATTENTION, "flash_attention_2", "flash_attn", False),
-    (ATTENTION, "flash_attention_3", "flash_attn_interface", False),
-    (f"{MODEL}.use_liger", True, "liger_kernel", True),
-    (KERNELS, "triton", "triton", True),
-    (KERNELS, "liger", "liger_kernel", True),
-    (f"{R}.quantization", "fp8", "", True),
-    (f"{R}.quantization", "torchao", "torchao", True),
-)
-
-
-def packages(s: Setup) -> Iterator[str]:
-    """Attention, kernels and quantization have their package and their device."""
-    for key, value, package, needs_gpu in PACKAGES:
-        if s.get(key) != value or (key == KERNELS and not s.model.use_fused_kernels):
-            continue
-        if needs_gpu and s.on_cpu:
-            yield s.message(f"{key} trainer.device", "its kernels need a GPU. Unset it.")
-        elif package and rules.is_missing(package):
-            yield s.message(
-                key,
-                f"it needs the package {package}, which is not installed. Install it "
-                "(requirements/README.md), or choose another: sdpa for attention, torch for fused "
-                "kernels.",
-            )
-
-
-STACK: list[Check] = [
-    packages,
-    Rule(
-        f"{A}.strategy trainer.device",
-        lambda s: s.actor.strategy == "fsdp" and s.on_cpu,
-        f"torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
     ),
 ]
 

@@ -10,7 +10,8 @@ import math
 from typing import NamedTuple
 
 from recipe.config.shapes import Shape
-from recipe.preflight.rules import MODEL, Setup
+from recipe.config.verl import MODEL
+from recipe.preflight.rules import Setup
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024

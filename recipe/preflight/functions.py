@@ -1,4 +1,4 @@
-"""Rules about the user's functions and modules, which run or are located before Ray starts."""
+"""Rules about the user's functions, which run before Ray starts."""
 
 import dataclasses
 import hashlib
@@ -15,8 +15,7 @@ from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.preflight.data import paths_of
-from recipe.preflight.rules import MODEL, Check, Setup, is_missing
+from recipe.preflight.rules import Check, Setup, is_missing
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages whose version a run records anyway
 # (input of a function, key, value of the key with which a run computes it); otherwise it is None.
@@ -26,7 +25,6 @@ COMPUTED: list[tuple[str, str, bool]] = [
     ("entropy_BT", "algorithm.rollout_correction.bypass_mode", False),
     ("rollout_logprobs_BT", "actor_rollout_ref.rollout.calculate_log_probs", True),
 ]
-LOOP = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
 def trial(s: Setup) -> Iterator[str]:
@@ -62,32 +60,6 @@ def trial(s: Setup) -> Iterator[str]:
             return  # a failed advantage would fail again under the weights
 
 
-def own_modules(s: Setup) -> Iterator[str]:
-    """Modules and files of the user exist; verl imports them in processes of Ray."""
-    manager = s.config.reward.reward_manager
-    places = {
-        LOOP: str(s.get(LOOP)).rpartition(".")[0],
-        "data.custom_cls.path": s.data.custom_cls.path,
-        "reward.reward_manager.module.path": (
-            manager.module.path if manager.source == "importlib" else None
-        ),
-    }
-    places |= {f"{MODEL}.external_lib": module for module in paths_of(s.model.external_lib)}
-    for key, place in places.items():
-        module = str(place or "").removeprefix("pkg://").removeprefix("file://").replace("/", ".")
-        if not module:
-            continue
-        if module.endswith(".py"):
-            missing = not Path(str(place).removeprefix("file://")).is_file()
-        else:
-            missing = is_missing(module)
-        if missing:
-            yield (
-                f"{key}={place}: no such module or file. Correct the path, or put the folder of "
-                "its package into the PYTHONPATH of recipe.train."
-            )
-
-
 def own_functions(s: Setup) -> dict[str, str]:
     """Return {dotted path: its file's SHA-256} of the user's verifiers, advantage, weight, loss."""
     names = [*(s.reward.verifiers or {}).values(), s.advantage]
@@ -103,7 +75,7 @@ def own_functions(s: Setup) -> dict[str, str]:
     return digests
 
 
-FUNCTIONS: list[Check] = [trial, own_modules]
+FUNCTIONS: list[Check] = [trial]
 
 
 def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:

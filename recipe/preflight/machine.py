@@ -1,4 +1,4 @@
-"""Rules about the machine: room on the disk, GPUs, memory, a key for wandb."""
+"""Rules about the machine: room on the disk, GPUs, memory, loggers, a key for wandb."""
 
 import netrc
 import os
@@ -10,10 +10,9 @@ from urllib.parse import urlparse
 from prompt_aug.base.places import unwritable
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
-from recipe.config.verl import own_gpus
-from recipe.preflight.engine import attention_heads
+from recipe.config.verl import A, R, own_gpus
 from recipe.preflight.estimate import saved_bytes
-from recipe.preflight.rules import A, Check, R, Rule, Setup, is_missing
+from recipe.preflight.rules import Check, Rule, Setup, is_missing
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
@@ -94,7 +93,7 @@ def cpu_memory(s: Setup) -> Iterator[str]:
 def cpu_engine(s: Setup) -> Iterator[str]:
     """The engine on a CPU supports the model's attention heads and a fast precision."""
     shape = known_shape(s.recipe.model_path)
-    if not s.on_cpu or shape is None:
+    if s.trainer.device != "cpu" or shape is None:
         return
     if why := unsupported_head(shape.head_dim):
         yield s.message("recipe.model_path", f"{why}. Choose another model, or GPUs (machine=gpu).")
@@ -124,7 +123,7 @@ def lacks_wandb_key(s: Setup) -> bool:
 
 
 MACHINE: list[Check] = [
-    *(room, ray, gpus, cpu_memory, cpu_engine, attention_heads),
+    *(room, ray, gpus, cpu_memory, cpu_engine),
     Rule(
         "trainer.logger",
         # verl imports them last

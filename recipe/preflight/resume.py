@@ -13,12 +13,12 @@ from prompt_aug.prompts import Prompts
 from recipe.config.base import flat, is_in, known_keys
 from recipe.config.compose import is_open
 from recipe.config.settings import free_keys
-from recipe.config.verl import off_switch
+from recipe.config.verl import MODEL, REF, A, R, off_switch
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.functions import own_functions
 from recipe.preflight.questions import last_step
-from recipe.preflight.rules import MODEL, REF, A, Check, R, Setup
+from recipe.preflight.rules import Check, Setup
 from recipe.run import checkpoints
 from recipe.run.folder import RunFolder, read_config
 

@@ -24,9 +24,6 @@ from recipe.config.verl import SEPARATE, own_gpus
 from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
-A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
-CORRECTION, LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.loss_mode"
 ADVANTAGE = "recipe.advantage.name"
 
 
@@ -51,7 +48,6 @@ class Setup:
         self.rephrasings = config.recipe.rephrasings.count
         self.critic = bool(config.critic.enable)
         self.value_model = bool(self.curriculum.value_model)
-        self.on_cpu = config.trainer.device == "cpu"
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
         self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
         self.longest = config.data.max_prompt_length + config.data.max_response_length

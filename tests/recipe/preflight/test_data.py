@@ -1,17 +1,17 @@
 """Questions, run folders and machines: what is refused, and what the checked files hold."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas
 import pytest
-import yaml
 from composed import SHORT, composed
 from omegaconf import OmegaConf, open_dict
 from tokenizers import AddedToken
 
-from prompt_aug.base.files import read_json, write_json, write_text
+from prompt_aug.base.files import write_json, write_text
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, write_parquet
 from recipe.errors import ConfigError
@@ -127,10 +127,6 @@ def test_questions_that_changed_since_the_first_step_are_refused(
         with pytest.raises(ConfigError, match=r"data\.train_files: the questions are not those"):
             run(numbers, rephrasings)
         assert folder.data("train").read_bytes() == kept
-    before = read_json(folder.data_manifest)
-    del before["train"]["digest"]  # of a run that began before there was one
-    write_json(folder.data_manifest, before)
-    run(range(41))
 
 
 def held_out(folder: Path) -> str:
@@ -153,6 +149,9 @@ def test_validation_on_training_questions(
             prepare(config.copy(), [path], [path, held])
         config.recipe.one_question = 0
         prepare(config, [path], [path, held])
+        config.recipe.keep_best = "val/nowhere/accuracy"
+        with pytest.raises(ConfigError, match=r"nowhere/accuracy: no validation .*val/t/accuracy"):
+            prepare(config, [path], [path])
     else:
         prepare(config, [path], [path, held])
     assert f"data.val_files: {1 if chosen else 40} of 41 questions" in capsys.readouterr().out
@@ -185,25 +184,10 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
             prepare(config, [path], tokenizer=Thinking(), system=system, **single)
 
 
-@pytest.mark.parametrize(
-    ("case", "named"),
-    [
-        ("few", r"data\.train_batch_size=16: there are 3 "),
-        ("all_long", r"data\.max_prompt_length=10: all 40"),
-        ("no_answer", r"row 2"),
-    ],
-)
-def test_bad_data_is_refused(config: Any, tmp_path: Path, case: str, named: str) -> None:
-    good, bad = questions(tmp_path / "good.parquet", 40), str(tmp_path / "bad.parquet")
-    table = pandas.read_parquet(good)
-    if case == "no_answer":
-        table.at[2, "reward_model"] = {"style": "rule", "ground_truth": ""}
-        table.at[2, "extra_info"] = {**table.at[2, "extra_info"], "answers": []}
-    table.iloc[: 3 if case == "few" else 40].to_parquet(bad)
-    if case == "all_long":
-        config.data.max_prompt_length = 10
-    with pytest.raises((ConfigError, ValueError), match=named):
-        prepare(config, [bad], [good])
+def test_questions_that_are_all_too_long_are_refused(config: Any, tmp_path: Path) -> None:
+    path, config.data.max_prompt_length = questions(tmp_path / "a.parquet", 40), 10
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_length=10: all 40"):
+        prepare(config, [path])
 
 
 CURRICULUM, SAMPLING = "recipe.curriculum.enable=true", "algorithm.filter_groups.enable=true"
@@ -244,7 +228,6 @@ def test_a_missing_data_file_is_refused(config: Any, tmp_path: Path) -> None:
 LISTED = '{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
 WEIGHTS: list[tuple[dict[str, str], str]] = [
     ({"model.safetensors": "w"}, ""),
-    ({"model.safetensors.index.json": LISTED, "a.safetensors": "", "b.safetensors": ""}, ""),
     ({}, "no weights"),
     ({"model.safetensors.index.json": LISTED, "a.safetensors": ""}, "b.safetensors"),
     ({"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid"}, "git lfs pull"),
@@ -362,8 +345,7 @@ def test_what_a_resumed_run_may_change(
 
 def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_path: Path) -> None:
     def write(user: str) -> None:
-        entry = {"category": "mine", "user": user}
-        bank.write_text(yaml.safe_dump({"templates": {"mine": entry}}))
+        bank.write_text(f"templates: {{mine: {{category: mine, user: '{user}'}}}}")
 
     bank, folder = tmp_path / "bank.yaml", RunFolder(Path(config.recipe.run_dir))
     augment = f"recipe.augment.bank={bank} recipe.augment.templates=[mine] "
@@ -394,38 +376,25 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
     folder.metrics.write_text('{"step": 1}\n')
     (text,) = same_functions(own)
     assert "the file of rated.check, rated.mine has changed" in text
-    write_json(folder.data_manifest, {})  # of an earlier version
-    assert list(same_functions(own)) == []
 
 
 # ------------------------------------------------------------------------- the machine
 
 
-@pytest.mark.parametrize(
-    ("changes", "free", "saved", "refused"),
-    [
-        # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_sizes.py
-        (f"{MATH_1B} trainer.save_freq=10", 18.4e9, False, True),
-        (f"{MATH_1B} trainer.save_freq=10", 18.6e9, False, False),
-        (f"{MATH_1B} trainer.save_freq=10", 18.4e9, True, False),  # the trainer checks later ones
-        (f"{MATH_1B} trainer.save_freq=-1", 1e9, False, True),  # logs
-    ],
-)
-def test_the_disk_holds_the_first_checkpoint(
-    config: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: str,
-    free: float,
-    saved: bool,
-    refused: bool,
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
+def test_the_disk_holds_the_first_checkpoint(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     saves = Path(config.recipe.run_dir) / "checkpoints"  # not made yet
-    if saved:
-        saves.mkdir(parents=True)
-        (saves / TRACKER).write_text("10")
-    setup = changed(config, changes, f"trainer.default_local_dir={saves}")
-    assert bool(list(room(setup))) is refused
+
+    def refused(free: float, every: int) -> bool:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
+        changes = f"trainer.save_freq={every} trainer.default_local_dir={saves}"
+        return bool(list(room(changed(config, MATH_1B, changes))))
+
+    # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_sizes.py
+    assert refused(18.4e9, 10) and not refused(18.6e9, 10)
+    assert refused(1e9, -1)  # logs
+    saves.mkdir(parents=True)
+    (saves / TRACKER).write_text("10")
+    assert not refused(18.4e9, 10)  # the trainer checks later ones
 
 
 def test_a_gpu_run_needs_its_gpus(
@@ -449,29 +418,24 @@ def test_a_gpu_run_needs_its_gpus(
 # What ``--dry-run`` says of the disk, by hand: 12 bytes for each of 1,543,714,304 parameters.
 
 
-# (trainer.max_actor_ckpt_to_keep, recipe.keep_every, recipe.keep_best, text)
-KEPT: list[tuple[int | None, int | None, str | None, str]] = [
-    # 90 and 95, and a third while it is not yet whole
-    (2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
-    (2, 40, "val/x/accuracy", "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all"),
-    # nothing is ever deleted, so the best needs no room of its own
-    (20, None, "val/x/accuracy", "10, one every 10 steps; 18.52 GB each, at most 185.2 GB"),
-]
-UNKNOWN = (None, None, None, "10, one every 10 steps; 12 bytes a parameter each")
-
-
 @pytest.mark.parametrize(
-    ("model", "case"), [("someone/model", UNKNOWN), *((MODEL, case) for case in KEPT)]
+    ("last", "every", "best", "text"),
+    [
+        # 90 and 95, and a third while it is not yet whole
+        (2, None, None, "of which 2 are kept; 18.52 GB each, at most 55.6 GB in all"),
+        (2, 40, "val/x/accuracy", "of which 5 are kept; 18.52 GB each, at most 111.1 GB in all"),
+        # nothing is ever deleted, so the best needs no room of its own
+        (20, None, "val/x/accuracy", "10, one every 10 steps; 18.52 GB each, at most 185.2 GB"),
+    ],
 )
-def test_kept_checkpoints(toy_config: Any, model: str, case: tuple[Any, ...]) -> None:
-    config, (last, every, best, text) = toy_config.copy(), case
+def test_kept_checkpoints(
+    config: Any, last: int, every: int | None, best: str | None, text: str
+) -> None:
     config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
     config.recipe.keep_every, config.recipe.keep_best = every, best
-    config.actor_rollout_ref.model.path = model
+    config.actor_rollout_ref.model.path = MODEL
     assert text in checkpoints(config, steps=95)
     assert checkpoints(config, steps=90).startswith("9, one every 10 steps")
-    config.trainer.save_freq = -1
-    assert checkpoints(config, steps=95).startswith("none (trainer.save_freq=-1)")
 
 
 def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: Path) -> None:
@@ -486,39 +450,16 @@ def test_hours_are_measured_or_estimated_or_unknown(toy_config: Any, tmp_path: P
     assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
 
 
-def small(config: Any, folder: Path) -> None:
-    with open_dict(config):
-        config.recipe.run_dir = str(folder / "run")
-        config.data.train_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
-
-
 def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path: Path) -> None:
     config = toy_config.copy()
     config.recipe.augment.format = "published"
-    small(config, tmp_path)
     with open_dict(config):
+        config.recipe.run_dir = str(tmp_path / "run")
+        config.data.train_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
         config.data.train_max_samples, config.data.max_prompt_length = 8, 1000
         config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
     text = describe(config, Prompts.from_config(config))
     assert "8 for training (0 too long), 64 for validation" in text and "first prompt" in text
-    assert "steps          2\n" in text and " 64 to come" in text and "updates        1 " in text
+    assert re.search(r"steps +2\n", text) and re.search("updates +1 ", text)
+    assert " 64 to come" in text
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.config  # starts a worker process
-@pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [
-        ("recipe.reward.verifiers", {"toy_arithmetic": "nomodule.check"}, "nomodule"),
-        ("recipe.reward.verifiers", {"nowhere": "own_verifiers.even"}, "data_source nowhere"),
-        ("recipe.keep_best", "val/nowhere/accuracy", "val/toy_arithmetic/accuracy"),
-    ],
-)
-def test_what_the_questions_show_is_refused(
-    toy_config: Any, tmp_path: Path, key: str, value: Any, named: str
-) -> None:
-    config = toy_config.copy()
-    small(config, tmp_path)
-    OmegaConf.update(config, key, value, force_add=True)
-    with pytest.raises(ConfigError, match=named):
-        describe(config, Prompts.from_config(config))

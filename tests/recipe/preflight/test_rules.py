@@ -5,6 +5,7 @@ import inspect
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import ray
@@ -14,7 +15,7 @@ from verl.trainer.ppo import core_algos
 
 from recipe.preflight import checks
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
-from recipe.preflight.engine import ENGINE, STACK
+from recipe.preflight.engine import ENGINE
 from recipe.preflight.estimate import LAYERS, adapted
 from recipe.preflight.rules import Check, Setup, messages
 from recipe.trainer import task_runner
@@ -33,7 +34,6 @@ STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
 FILTER = "algorithm.filter_groups.enable=true"
 WEIGHTS = "recipe.weights.name=clip_cov"
 WITHOUT_BOUNDS = "{A}.clip_ratio_low=null {A}.clip_ratio_high=null"
-RS = "{C}.rollout_rs_threshold=2.0 {C}.rollout_rs="
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ REFUSED = [
     ("recipe.weights.name=gaussian_covariance {LOSS}=kl_cov", "recipe.weights.name {LOSS}=kl_cov"),
     ("{LOSS}=clip_cov {A}.ppo_micro_batch_size_per_gpu=1", "{LOSS}=clip_cov"),
     ("{LOSS}=kl_cov {A}.ppo_mini_batch_size=16", "{A}.ppo_mini_batch_size"),
-    (f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=32", "method=gmpo"),
+    ("{LOSS}=geo_mean", "method=gmpo"),
     (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
     ("{A}.loss_agg_mode=seq-mean-token-sum-norm", "{A}.loss_scale_factor"),
     ("{C}.bypass_mode=true {C}.rollout_is=token", "{C}.bypass_mode rollout_is"),
@@ -86,18 +86,13 @@ ALLOWED_ALGORITHM = [
     NONE,
     VERIFIER,
     f"{{LOSS}}=dppo_tv {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}",
-    f"{RS}'token_k2,seq_max_k3'",
     STAR,  # the corner: anchored ratio, normalized per rephrasing
     f"{TA} recipe.rephrasings.ratio=own {{C}}.rollout_is=token",
     f"{TA} recipe.weights.name=clip_cov {{LOSS}}={min(set(HOMOGENEOUS) - OWN_CLASS)} {SEQUENCE}",
     "{LOSS}=clip_cov",
-    f"{{LOSS}}=geo_mean {SEQUENCE} {{A}}.ppo_micro_batch_size_per_gpu=64",
     f"{{LOSS}}=gmpo {SEQUENCE} {{A}}.policy_loss._target_={GMPO_TARGET} {{A}}.use_dynamic_bsz=true",
     "{A}.loss_agg_mode=seq-mean-token-sum-norm {A}.loss_scale_factor=80",
-    f"{FILTER} recipe.dynamic_sampling.on_exhausted=stop",
     "recipe.keep_best=val/t/accuracy trainer.test_freq=1",
-    "{C}.rollout_is=token {C}.rollout_is_threshold=0.5_5.0",
-    "{A}.use_kl_loss=true {A}.kl_loss_type=k3+",
 ]
 
 DYNAMIC = "{A}.use_dynamic_bsz=true {R}.log_prob_use_dynamic_bsz=true"
@@ -131,7 +126,6 @@ REFUSED += [  # verl and its engines
         f"{{REF}}.{TOKENS}",
     ),
     (TWO_GPUS, "{REF}.log_prob_micro_batch_size_per_gpu 64"),
-    ("{A}.ppo_micro_batch_size_per_gpu=48", "{A}.ppo_micro_batch_size_per_gpu=48 64"),
     ("trainer.n_gpus_per_node=3", "64 trainer.n_gpus_per_node 3"),
     # The toy's batch has 8 questions; verl would pad it to 24 for the critic's mini-batches of 3.
     (f"{PCL} critic.ppo_mini_batch_size=3", "critic.ppo_mini_batch_size=3 padding"),
@@ -139,14 +133,9 @@ REFUSED += [  # verl and its engines
         f"{GAE} critic.enable=true critic.fsdp.ulysses_sequence_parallel_size=2",
         "critic.fsdp.ulysses_sequence_parallel_size=2 rows",
     ),
-    (f"{GAE} critic.enable=true algorithm.lam=0.95", "algorithm.lam=0.95 advantage.arguments.lam"),
-    ("algorithm.gamma=0.9", "algorithm.gamma=0.9 recipe.advantage.arguments.gamma"),
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
-    ("trainer.max_critic_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep"),
     ("{R}.val_kwargs.n=8", "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=0"),
-    ("{A}.optim.warmup_style=cosine", "{A}.optim.lr_scheduler_type"),
-    ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo recipe.reward."),
-    ("algorithm.adv_estimator=rloo", "recipe.advantage.name=rloo."),
+    ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator=rloo recipe.advantage.name"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
     (FLASH2, "attn_implementation flash_attn"),
@@ -161,16 +150,10 @@ ALLOWED_ENGINE = [
     f"{ACTOR_TOKENS}=239 {{R}}.{TOKENS}=239",  # not read with fixed sizes
     f"{DYNAMIC} {ACTOR_TOKENS}=240 {{R}}.{TOKENS}=240",
     f"{FILTER} data.gen_batch_size=1",
-    "{A}.strategy=fsdp2 {REF}.strategy=fsdp2",
-    "skip.rollout_tq.enable=true skip.rollout_tq.steps=[1]",
     "global_profiler.steps=[2] global_profiler.tool=torch {A}.profiler.enable=true",
-    "trainer.log_val_generations=5 trainer.logger=[console,wandb]",
     OWN_LOOP,
 ]
 
-KERNELS = "{MODEL}.use_fused_kernels=true {A}.use_fused_kernels=true "
-KERNELS += "{MODEL}.fused_kernel_options.impl_backend="
-ALLOWED_ENGINE += [KERNELS + "torch"]
 ASYNC = "trainer.v1.trainer_mode=recipe_colocate_async"
 SEPARATE = "trainer.v1.trainer_mode=recipe_separate_async {R}.nnodes=1"
 ALLOWED_ENGINE += [
@@ -179,19 +162,13 @@ ALLOWED_ENGINE += [
 ]
 REFUSED += [
     ("trainer.v1.trainer_mode=separate_async", "trainer_mode=separate_async recipe_colocate_async"),
-    (f"{SEPARATE} {{R}}.nnodes=0", "{R}.nnodes=0 trainer.nnodes"),
+    (f"{SEPARATE} {{R}}.nnodes=0", "{R}.nnodes=0 {R}.n_gpus_per_node"),
     (f"{SEPARATE} {{R}}.checkpoint_engine.backend=nccl", "nccl cupy"),
     (f"{SEPARATE} {{R}}.tensor_model_parallel_size=2", "the 1 GPUs of the engines"),
     (f"{ASYNC} data.gen_batch_size=4", "data.gen_batch_size=4 trainer.v1.trainer_mode"),
     (f"{ASYNC} skip.rollout_tq.enable=true", "skip.rollout_tq.enable trainer.v1.trainer_mode"),
     # The default in this mode; see test_compose.py.
     (f"{ASYNC} {TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C} rollout_is=null"),
-]
-REFUSED += [  # optimizers, kernels, quantization
-    (KERNELS + "triton", "need a GPU"),
-    ("{A}.strategy=fsdp", "trainer.device=cpu {A}.strategy=fsdp2"),
-    ("{R}.quantization=fp8", "trainer.device=cpu GPU"),
-    ("{R}.engine_kwargs.sglang={{x:1}}", "for SGLang"),
 ]
 
 LORA = "{MODEL}.lora_rank=8 {MODEL}.lora.merge=true "
@@ -216,8 +193,7 @@ def test_refused(toy: Any, changes: str, named: str) -> None:
 
 @pytest.mark.parametrize(
     ("theme", "changes"),
-    [(ALGORITHM, case) for case in ALLOWED_ALGORITHM]
-    + [([*ENGINE, *STACK], case) for case in ALLOWED_ENGINE],
+    [(ALGORITHM, case) for case in ALLOWED_ALGORITHM] + [(ENGINE, case) for case in ALLOWED_ENGINE],
     ids=lambda v: v[:60] if isinstance(v, str) else "",
 )
 def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
@@ -313,20 +289,11 @@ def test_what_a_user_wrote_is_imported_and_called_once(
     assert len(refused) == len(wanted) and all(text in refused[0] for text in wanted), refused
 
 
-@pytest.mark.parametrize(
-    ("targets", "excluded", "layers"),
-    [
-        ("all-linear", "null", list(LAYERS)),
-        ("all-linear", "[q_proj,k_proj]", list(LAYERS[2:])),
-        ("[up_proj,v_proj]", "null", ["up_proj", "v_proj"]),
-        ("[up_proj,v_proj]", "[v_proj]", ["up_proj"]),
-    ],
-)
-def test_layers_with_an_adapter(toy: Any, targets: str, excluded: str, layers: list[str]) -> None:
-    changes = f"{LORA}{{MODEL}}.target_modules={targets} {{MODEL}}.exclude_modules={excluded}"
-    assert errors(toy, changes) == []
-    with changed(toy, changes.format(**SHORT).split()):
-        assert adapted(Setup(toy)) == layers
+def test_layers_with_an_adapter(toy: Any) -> None:
+    modules = "{MODEL}.target_modules=[up_proj,v_proj] {MODEL}.exclude_modules=[v_proj]"
+    assert errors(toy, LORA + modules) == []
+    with changed(toy, modules.format(**SHORT).split()):
+        assert adapted(Setup(toy)) == ["up_proj"]
 
 
 def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> None:
@@ -336,14 +303,8 @@ def test_micro_batches_of_the_reference_model_are_of_its_own_ranks(toy: Any) -> 
 
 
 def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def get_actor(name: str, namespace: str) -> str:
-        calls.append((name, namespace))
-        if len(calls) == 1:
-            raise ValueError("no such actor")
-        return "the controller of another run"
-
+    calls = iter([ValueError("no such actor"), "the controller of another run"])
+    get_actor = mock.Mock(side_effect=calls)
     monkeypatch.setattr(ray, "get_actor", get_actor)
     task_runner.refuse_shared_queue()
     with pytest.raises(RuntimeError, match="one Ray cluster per run"):
@@ -351,4 +312,4 @@ def test_a_second_run_in_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatc
     # The names that TransferQueue itself uses: a look-up under others would never refuse.
     source = inspect.getsource(transfer_queue.interface)
     assert 'ray.get_actor("TransferQueueController", namespace="transfer_queue")' in source
-    assert calls == [("TransferQueueController", "transfer_queue")] * 2
+    get_actor.assert_called_with("TransferQueueController", namespace="transfer_queue")

@@ -21,7 +21,6 @@ from recipe.config.base import base, flat, known_keys
 from recipe.config.compose import compose_config
 from recipe.config.verl import LOSS, SWITCHES
 from recipe.errors import ConfigError
-from recipe.preflight import keys
 from recipe.preflight.checks import validate
 from recipe.preflight.questions import check_verifiers, counts_of, weighted
 from recipe.trainer import launch
@@ -38,7 +37,7 @@ trainer.n_gpus_per_node=3   trainer.save_freq=-2                  trainer.resume
 data.max_response_length=1000000000         {A}.ppo_micro_batch_size_per_gpu=48
 {A}.optim.lr=inf            {A}.optim.lr=1e6               {A}.optim.betas=[0.9,1.0]
 {A}.clip_ratio_high=-0.2    {A}.policy_loss.loss_mode=clipcov     {A}.use_dynamic_bsz=yes
-{MODEL}.external_lib=nowhere         {MODEL}.lora_rank=8   custom_reward_function.path=x.py
+{MODEL}.lora_rank=8         custom_reward_function.path=x.py          {R}.name=sglang
 critic.enable=true          distillation.enabled=true      algorithm.adv_estimator=gae
 eval.template=nope          recipe.keep_best=val/toy/accuracy/mean
 recipe.reward.verifiers=mine.check          recipe.source_weights={{toy:0}}
@@ -47,11 +46,6 @@ recipe.augment.templates=[qwen-math,qwen-math]   recipe.augment.weights=[0,0,0,0
 recipe.advantage.name=os.path.join          recipe.advantage.arguments={{zzz:1}}
 recipe.weights.name=cosine  recipe.history.floor=0.5       recipe.guard.action=rollback
 """.split()
-# (setting, other key that the message names)
-NAMES_ANOTHER = [
-    ("eval.benchmarks=[{name: amc, samples: 0}]", "eval.benchmarks[0].samples=0"),
-    (f"{R}.name=sglang", "'vllm'"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +53,8 @@ def toy(toy_config: Any) -> Any:
     return copy.deepcopy(toy_config)
 
 
-CASES = [(s, s.partition("=")[0]) for s in SETTINGS] + NAMES_ANOTHER
+CASES = [(s, s.partition("=")[0]) for s in SETTINGS]
+CASES += [("eval.benchmarks=[{name: amc, samples: 0}]", "eval.benchmarks[0].samples=0")]
 
 
 @pytest.mark.parametrize(("setting", "named"), CASES, ids=lambda v: str(v)[:60])
@@ -83,6 +78,8 @@ def test_every_key_of_ours_has_a_type_and_a_meaning_and_every_typed_key_exists()
         assert any(f".{key}".endswith(f".{end}") for key in known_keys()), end
     for switch in SWITCHES:
         assert {switch.key, switch.read} <= known_keys(), switch
+    for pattern in verl.patterns(verl.KEYS):
+        assert any(map(pattern.fullmatch, known_keys())), pattern
 
 
 NAME = "recipe.weights.name"
@@ -115,7 +112,7 @@ def test_an_override_that_a_switch_turns_off_is_refused(overrides: str, switch: 
 
 
 # ------------------------------------------------------------------------- keys
-# Key table of verl: it is what verl's source gives, and the search for readers by hand.
+# verl's keys: hints for unknown ones, and those that must keep their defaults.
 
 
 @pytest.mark.config
@@ -123,11 +120,6 @@ def test_a_hint_never_names_a_key_of_another_role() -> None:
     message = verl.unknown_key("actor_rollout_ref.actor.ppo_mini_batch_sise")
     assert "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?" in message
     assert "did you mean" not in verl.unknown_key("actor_rollout_ref.ref.ppo_mini_batch_sise")
-
-
-def test_the_table_is_rebuilt_from_the_installed_verl() -> None:
-    """A new verl shows up here: run python -m recipe.preflight.keys and read the difference."""
-    assert keys.fixed(keys.build()) == verl.fixed_keys()
 
 
 @pytest.mark.config
@@ -204,27 +196,19 @@ def test_verifiers_are_called_on_the_first_row_of_their_source(
 # (arguments, exit code, what stderr names)
 COMMANDS: list[tuple[str, int, str]] = [
     ("", 2, "name an example"),
-    ("toy --multirun", 2, "--multirun"),
     ("tyo", 1, "did you mean toy"),
     ("toy model_engine=megatron", 1, "model_engine=megatron: "),
     ("toy trainer.total_training_step=3", 1, "did you mean trainer.total_training_steps"),
     ("toy +actor.use_dynamic_bsz=true", 1, "actor_rollout_ref.actor.use_dynamic_bsz"),
     ("toy recipe.method=cw_grpo", 1, "Write method=cw_grpo"),
-    ("toy actor_rollout_ref.rollout.n_val=8", 1, "rollout.val_kwargs.n"),
     ("toy actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", 1, "Megatron"),
     ("toy ~data.seed", 1, "deletes a key"),
     ("toy recipe.seed", 1, "form key=value"),
-    ("toy recipe.seed=1,2", 1, "recipe.seed=1,2"),
-    ("toy recipe=3", 1, "recipe=3: this is a section"),
     ("toy +hydra.run.dir=x", 1, "hydra.run.dir"),
     ("toy method=gropo", 1, "method/gropo"),
-    ("toy machine=null", 1, "must be a string or a list"),
     ("toy +method=dapo", 1, "Multiple values for method"),
-    ("toy recipe.name=${nope}", 1, "'nope' not found"),
-    ("toy recipe.run_dir='runs/ü x' recipe.seed=-1", 1, "recipe.seed=-1"),
     ("toy recipe.run_dir=/dev/null/x", 1, "recipe.run_dir=/dev/null/x"),
     ("toy recipe.model_path=/nowhere/model", 1, "recipe.model_path=/nowhere/model"),
-    ("toy recipe.model_path=null", 1, "recipe.model_path"),
     ("one_shot data.train_files=null", 1, "data.train_files"),
 ]
 
