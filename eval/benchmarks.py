@@ -193,7 +193,7 @@ def load(
         size=len(questions),
         samples=wanted,
         sha256=content_digest(kept),
-        template=request.template or benchmark.template,
+        template=benchmark.template,
         tolerance=benchmark.tolerance,
     )
 

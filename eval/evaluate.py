@@ -18,7 +18,7 @@ from eval.engine import Request, SampleKey
 from eval.samples import Sample, SampleFiles
 from eval.score import TOO_LONG, combine, question_key, score_benchmark
 from eval.session import Session, signature
-from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
+from eval.settings import Settings, benchmark_identity, folder_name, shared_identity
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompt, Prompts
@@ -128,15 +128,11 @@ class Evaluation:
         if any(self.verifiers.values()):
             self.functions.load()
         folder = EvaluationFolder(self.folder / "any")
-        written = read_json(folder.settings) if folder.settings.exists() else self.identity
-        if changed := differences(written, self.identity):
-            raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
         earlier = Prompts.read(folder.prompts).bank if folder.prompts.exists() else {}
         used = {template.name: template for template in [*earlier.values(), *self.templates]}
         if used != dict(earlier):
             replace(self.prompts, bank=Bank(list(used.values()))).write(folder.prompts)
-        if not folder.settings.exists():
-            write_json(folder.settings, self.identity)
+        write_json(folder.settings, self.identity)
 
     def run(self, item: Item, session: Session | Server) -> dict[str, Any]:
         """Complete `item` and return the scores of its checkpoint.

@@ -31,7 +31,6 @@ def request(name: str, path: object, samples: int | None = None) -> BenchmarkReq
 
 
 def test_a_request_is_parsed() -> None:
-    assert parse_request("toy=a/b.parquet") == request("toy", "a/b.parquet")
     assert parse_request("toy=a/b.parquet:4") == request("toy", "a/b.parquet", 4)
     assert parse_request("toy=a:b/c") == request("toy", "a:b/c")
     assert parse_request("aime25") == BenchmarkRequest(name="aime25")
@@ -56,9 +55,7 @@ def test_the_published_suite_has_its_denominators(shared_data: Path) -> None:
     assert all(benchmark.samples == 1 for benchmark in loaded.values())
     assert all(question.answers for b in loaded.values() for question in b.questions)
     assert loaded["amc"].questions[0].answers == ("142",)  # stored as the float 142.0
-    path = suite / "aime"
-    assert load(request("aime24", path), greedy=False).samples == 32
-    assert load(request("aime24", path, 5), greedy=False).samples == 5
+    assert load(request("aime24", suite / "aime"), greedy=False).samples == 32
 
 
 def test_known_benchmarks_are_pinned() -> None:
@@ -126,10 +123,8 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
     [
         ({"question": 2}, "question: unknown key, did you mean questions"),
         ({"questions": 3}, "3 questions.*2"),
-        ({"samples": 100_000_000}, "samples=100000000"),
         ({"file": "none.csv"}, "none.csv"),
         ({"text": "wording"}, "no column wording for the text"),
-        ({"rows": "problem,answer\nx,1\ny, "}, "row 1"),
     ],
 )
 def test_a_wrong_record_is_rejected(tmp_path: Path, changes: dict, message: str) -> None:

@@ -45,7 +45,7 @@ def test_differences_by_hand(sides: tuple[Path, Path]) -> None:
 
 
 def test_other_questions_graders_and_the_same_folder_are_rejected(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sides: tuple[Path, Path]
 ) -> None:
     second = write_checkpoint(tmp_path / "three" / "s", 3, {"x": A["x"]}).root
     with changing(second / "scores.json") as scores:
@@ -60,8 +60,6 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
     with pytest.raises(EvaluationError, match=r"x: the two .* .extraction"):
         compare(a, b)
     assert main([str(sides[0]), str(sides[0])]) == 2
-    assert main([str(tmp_path / "one"), str(sides[1])]) == 1
-    assert "step_1" in capsys.readouterr().err  # the evaluation that it holds
 
 
 @pytest.mark.parametrize("change", ["order", "count"])

@@ -229,14 +229,6 @@ def test_a_lost_completion_is_an_error(run: Runner, make_benchmark: MakeBenchmar
         run(Lossy(right), make_benchmark())
 
 
-def test_changed_settings_on_disk_are_an_error(run: Runner, make_benchmark: MakeBenchmark) -> None:
-    run(FakeEngine(right), make_benchmark())
-    path = run.only("*/settings.json")
-    path.write_text(path.read_text().replace('"max_tokens": 64', '"max_tokens": 65'))
-    with pytest.raises(EvaluationError, match="max_tokens: 65 -> 64"):
-        run(FakeEngine(right), make_benchmark(samples=2))
-
-
 OWN = {"toy": "own_verifiers.even"}
 
 

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,9 +39,7 @@ def run(model: Path, tmp_path: Path, make_benchmark: Callable[..., LoadedBenchma
         files = digests(list(target.iterdir()), target)
         write_json(target / "manifest.json", {"step": step, "files": files})
     listed = ", ".join(f"{{name: {b.name}, path: {b.path}, samples: 1}}" for b in made)
-    (folder / "config.yaml").write_text(
-        f"eval: {{max_tokens: 8, benchmarks: [{listed}]}}\ntrainer: {{total_training_steps: 3}}\n"
-    )
+    (folder / "config.yaml").write_text(f"eval: {{max_tokens: 8, benchmarks: [{listed}]}}\n")
     return folder
 
 
@@ -82,17 +79,6 @@ def test_items_of_another_worker_are_skipped(
     assert set(scores(run, 2)["benchmarks"]) == {"toy", "other"}
 
 
-@pytest.mark.parametrize(("task", "first"), [("1", 2), ("", 1)])
-def test_the_tasks_of_an_array_start_at_different_checkpoints(
-    run: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, task: str, first: int
-) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", task and "3")
-    assert sweep.main([str(run)]) == 0
-    assert engine.models[0].endswith(f"step_{first}")
-    assert len(engine.requests) == 15  # every task does what is left
-
-
 def test_a_damaged_export_is_found_before_an_engine_starts(
     run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +95,6 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
         ([], 2, "--model"),
         (["RUN", "--tensor-parallel", "4"], 1, "--tensor-parallel 4"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
-        (["RUN", "--template-of", "nothing=x"], 1, "nothing is no benchmark of"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
     ],
@@ -143,7 +128,7 @@ def test_a_preset_overrides_the_run_and_options_override_the_preset(
 def test_dry_run_prints_settings_and_first_prompts(
     run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep.main([str(run), "--dry-run", "--template-of", "other=open-r1"]) == 0
+    assert sweep.main([str(run), "--dry-run"]) == 0
     out = capsys.readouterr().out
     for text in ("max_tokens: 8", "toy: 3 questions x 1", "other: what is 0 + 1?"):
         assert text in out
@@ -163,32 +148,6 @@ def test_models_are_evaluated_side_by_side_if_their_names_differ(
     assert sweep.main([*command, f"--model={same_name}"]) == 1
     assert "another model named step_1" in capsys.readouterr().err
     assert all(path.read_bytes() == content for path, content in before.items())
-
-
-def test_watch_evaluates_each_export_until_the_last_step(
-    run: Path,
-    engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    later = run / "hf" / "step_3"
-    later.rename(run / "not_yet")
-    waited = []
-
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 2:
-            (run / "not_yet").rename(later)
-
-    exported: list[list[str]] = []
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=wait))
-    export = SimpleNamespace(run=lambda command, **_: exported.append(command))
-    monkeypatch.setattr(sweep, "subprocess", export)
-    assert sweep.main([str(run), "--watch"]) == 0
-    assert len(waited) == 2 and engine.starts == 1
-    assert capsys.readouterr().out.count("; the training is stopped. Its command continues") == 1
-    assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
-    assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3
 
 
 # ------------------------------------------------------------------------- checkpoints
