@@ -244,7 +244,6 @@ def requests(
                 key=question_key(line, sample),
                 prompt_token_ids=prompt.ids,
                 stop=tuple(prompt.rendered.stop),
-                messages=prompt.rendered.messages,
             )
             unique.setdefault(request.key, request)  # a question may be repeated
     return list(unique.values())

@@ -15,14 +15,14 @@ from eval import EvaluationError
 from eval.benchmarks import load, parse_request
 from eval.checkpoints import LARGE, Checkpoint, find, from_model, verify
 from eval.command import run_command
-from eval.endpoint import APIS, CHAT, NoTokenizer, Server, connect
+from eval.endpoint import Server, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.session import Session
 from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
+from prompt_aug.base.files import InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
@@ -44,9 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", action="append", default=[], help="a model folder or hub id instead")
     add("--endpoint", metavar="URL", help="OpenAI-compatible server of --model, as"
         " http://localhost:8000/v1, instead of an engine")  # fmt: skip
-    add("--api", choices=APIS, default=APIS[0], help="with --endpoint: token ids, or messages that"
-        " the server renders")  # fmt: skip
-    add("--tokenizer", help="with --api completions: a model (default: --model)")
+    add("--tokenizer", help="with --endpoint: a model (default: --model)")
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
     add("--max-requests", type=int, help="with --endpoint: stop after that many")
     add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
@@ -59,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--template", help="template of every question (default: the run's)")
     add("--bank", help="template bank file (default: the run's own, or the project's)")
     add("--style", choices=get_args(Style), help="default: the run's own, or auto")
-    add("--chat", type=_chat, metavar="{KEY: VALUE}",
+    add("--chat", metavar="{KEY: VALUE}",
         help="arguments of the chat template, as '{enable_thinking: false}'")  # fmt: skip
     add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
     add("--verifier", action="append", default=[], type=_pair, metavar="SOURCE=MODULE.FUNCTION",
@@ -85,16 +83,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chat(value: str) -> dict[str, Any]:
-    try:
-        arguments = parse_yaml(value, value)
-    except FileError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if not isinstance(arguments, dict):
-        raise argparse.ArgumentTypeError(f"{value!r} is not a mapping such as '{{key: value}}'")
-    return arguments
-
-
 def _pair(value: str) -> tuple[str, str]:
     name, _, content = value.partition("=")
     if not name or not content:
@@ -110,6 +98,8 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         plain = {key: getattr(Settings(), key) for key in PRESET_RESETS}
         settings = settings.replaced(**plain | presets()[options.preset])
     given = {k: v for k, v in vars(options).items() if k in Settings.model_fields and v is not None}
+    if options.chat is not None:
+        given["chat"] = parse_yaml(options.chat, "--chat")
     own = {**(settings.verifiers or {}), **dict(options.verifier)} or None
     settings = settings.replaced(**given, verifiers=own)
     if settings.samples is not None:  # overrides the samples of the run's own benchmarks
@@ -149,20 +139,12 @@ def sweep(options: argparse.Namespace) -> None:
         evaluation = Evaluation(root, settings, benchmarks)
         if options.dry_run:
             model = options.model[0] if run is None else find(run, options.steps)[0].model
-            chat = options.endpoint and options.api == CHAT
-            name = options.tokenizer or model
-            print(evaluation.plan(NoTokenizer() if chat else load_tokenizer(name)))
+            print(evaluation.plan(load_tokenizer(options.tokenizer or model)))
             continue
         if options.endpoint:
-            filled = [template.name for template in evaluation.templates if template.prefill]
-            if options.api == CHAT and filled:
-                raise EvaluationError(
-                    f"--api chat: the templates {', '.join(filled)} have a prefill, which messages "
-                    "cannot hold. Use --api completions, or another --template."
-                )
             budget = Budget(options.max_requests, options.max_total_tokens)
             server = connect(options.endpoint, options.concurrency, budget, settings)
-            models = [server.checkpoint(m, options.tokenizer, options.api) for m in options.model]
+            models = [server.checkpoint(m, options.tokenizer) for m in options.model]
             work(evaluation, models, server)
             print(f"endpoint: {budget.spent}")
             continue
