@@ -18,7 +18,7 @@ from fake_engine import write_checkpoint
 
 from eval import EvaluationError
 from eval.metrics import Difference, Estimate
-from eval.report import charts, figures, tables
+from eval.report import figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import collect, summary
@@ -154,7 +154,7 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     numbers = json.loads((run / "report" / "summary.json").read_text())
     assert numbers["start_accuracy"] == 0.25
     (checkpoint,) = numbers["checkpoints"]
-    assert (checkpoint["step"], checkpoint["accuracy"], checkpoint["questions"]) == (20, 0.75, 4)
+    assert (checkpoint["accuracy"], checkpoint["questions"]) == (0.75, 4)
     assert checkpoint["standard_error"] == pytest.approx(0.25)  # std 1/2 of (1, 0, 1, 1), over 2
     assert checkpoint["gain"] == 0.5
     # Differences (1, 0, 0, 1): std with n - 1 is 1/sqrt(3), over 2.
@@ -231,16 +231,6 @@ def test_scores_of_two_graders_are_rejected(run: Path) -> None:
         collect(run)
 
 
-# ------------------------------------------------------------------------- figures
-
-
-def test_pictures_are_deterministic_and_show_the_data(run: Path) -> None:
-    first, again = (charts.png(figures.accuracy_by_step([collect(run)])) for _ in range(2))
-    write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
-    assert first == again != charts.png(figures.accuracy_by_step([collect(run)]))
-    assert charts.running_mean([1.0, 2.0, 6.0, 3.0], 3).tolist() == [1.5, 3.0, 11 / 3, 4.5]
-
-
 # ------------------------------------------------------------------------- answers
 
 
@@ -251,15 +241,12 @@ def test_every_sample_is_in_the_page(run: Path) -> None:
     page = page_of(run)
     index, blocks = page.data("sample-index"), page.blocks()
     assert index["checkpoints"] == [{"run": run.name, "step": s} for s in (0, 20)]
-    assert [(q["b"], q["t"]) for q in index["questions"]] == [
-        ("a", "question 0"), ("a", "question 1"), ("b", "question 0"),
-    ]  # fmt: skip
+    assert [q["b"] + q["t"][-1] for q in index["questions"]] == ["a0", "a1", "b0"]
     samples = [sample for question in index["questions"] for sample in question["s"]]
     assert [sample[:2] for sample in samples] == [[0, 0], [0, 1], [1, 0], [1, 1]] * 3
     right = [index["statuses"][status] == "correct" for _, _, status, _ in samples]
     assert right == [True, False, True, True, True, True, True, True, False, False, True, False]
     assert [len(blocks[str(q)]["r"]) for q in range(3)] == [4, 4, 4]
-    assert blocks["2"]["p"] == ["question 0\n"]
 
 
 def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
@@ -269,7 +256,6 @@ def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: 
     found = rollouts(run)
     # The status "correct" repeats the verdict.
     assert {r["correct"]: r["facts"] for r in found[:2]} == {True: [], False: [("status", "echo")]}
-    assert found[0]["preview"] == "one two"
     assert [(r["step"], r["correct"]) for r in found[2:]] == [(20, False), (20, True)]
     assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
     assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"
@@ -314,7 +300,6 @@ def test_differing_configuration_without_secrets(run: Path, other: Path) -> None
 def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     assert tables.expected_tables([collect(run)], None) == []
     (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: Qwen/Qwen2.5-Math-1.5B}}")
-    assert tables.expected_tables([collect(run)], None) == []  # no benchmark in common
     shutil.rmtree(run / "eval")
     write_eval(run, 0, {"amc": [[1, 0], [1, 1]]})
     ((title, table),) = tables.expected_tables([collect(run)], None)
@@ -331,9 +316,7 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     assert "2602.03190" in title and table[0] == ["", *names]
     assert table[1] == ["start model", "16.7", "43.4", "61.8", "15.1", "28.4"]
     assert table[-1] == ["ours: my <run>, step 0", "-", "75.0 ±25.0", "-", "-", "-"]
-    ((_, table),) = [
-        t for t in tables.expected_tables([collect(run)], "ta_grpo-4b") if "pass@32" in t[0]
-    ]
+    *_, (_, table) = tables.expected_tables([collect(run)], "ta_grpo-4b")
     assert table[-1][1:] == ["-"] * 6  # two samples have no pass@32
     with pytest.raises(EvaluationError, match="nobody"):
         tables.expected_tables([collect(run)], "nobody")
@@ -343,10 +326,6 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
 
 
 def test_cells() -> None:
-    table = [["name", "x|y"], ["long name", "1"]]
-    assert tables.markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
-    assert tables.share(None) == "-"
-    assert tables.share(Estimate(accuracy=0.5, standard_error=None, questions=1)) == "50.0"
     # Wilson: z^2 / (30 + z^2) = 11.4 %, where the standard error is 0.
     zero = Estimate(accuracy=0.0, standard_error=0.0, questions=30)
     assert tables.share(zero) == "0.0 [0.0, 11.4]"
@@ -381,7 +360,6 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
     ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
     assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0]}
-    assert (run / "report" / "validation.png").exists()
     values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
     assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
     ((steps, rates),) = values["actor/lr"]
@@ -412,7 +390,6 @@ def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
     ]
     shown = dict(tables.environment_table(collect(run)))
     assert token not in str(shown) and (shown["commit"], shown["host cores"]) == (COMMIT, "2")
-    assert list(shown) == ["command", "resumed", "commit", "uncommitted_changes", "host cores"]
 
 
 @pytest.mark.parametrize(
