@@ -93,11 +93,10 @@ def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_her
 
 def test_a_response_ends_at_the_end_of_its_turn() -> None:
     text = "<think>1</think> 2"
-    for owner in ("vllm", "me"):
-        reply = completion(f"{text}<|im_end|>\n<|im_start|>user\n3", "length")
-        with server_of(lambda n, b, reply=reply: reply, owner) as endpoint:
-            ((_, response),) = engine_at(endpoint.url).stream(requests(1))
-        assert (response["response"], response["finish_reason"]) == (text, "stop")
+    reply = completion(f"{text}<|im_end|>\n<|im_start|>user\n3", "length")
+    with server_of(lambda n, b: reply) as endpoint:
+        ((_, response),) = engine_at(endpoint.url).stream(requests(1))
+    assert (response["response"], response["finish_reason"]) == (text, "stop")
 
 
 def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> None:
@@ -234,6 +233,4 @@ def test_other_weights_under_the_same_name_need_another_folder(
         assert main(command) == 1
         assert "root: '/ckpt/a' -> '/ckpt/b'" in capsys.readouterr().err
         assert main([*command, "--samples=2", "--temperature=1"]) == 0, "another folder"
-        del endpoint.models[0]["root"]  # a server that does not report it
-        assert main(command) == 0
     assert len(endpoint.bodies) == 3

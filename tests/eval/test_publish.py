@@ -50,7 +50,6 @@ def test_scores_in_tensorboard_are_replaced_and_not_repeated(run: Path) -> None:
     events = EventAccumulator(str(training.parent)).Reload()
     points = [(e.step, e.value) for e in events.Scalars("eval/toy/accuracy")]
     assert points == [(0, 0.0), (20, 0.625)]
-    assert events.Scalars("eval/toy/pass@2")[-1].value == 0.75
 
 
 def test_scores_in_the_wandb_run_of_the_training(
@@ -97,7 +96,6 @@ def test_the_card_has_scores_and_prompt(run: Path) -> None:
     assert (result.dataset_name, result.metric_value) == ("toy", 62.5)
     assert "| toy | 4 of 4 x 2 | 62.5" in read.text
     assert "\n- role: user\n  content: '{question}'\n" in read.text
-    assert (read.data.base_model, read.data.license) == (None, None)  # not recorded
     assert not (run / "hf" / "step_0" / "README.md").exists()  # another owner's model
     (run / "hf" / "step_20" / "manifest.json").unlink()
     assert main([str(run), "--steps", "20", "--card"]) == 1
