@@ -102,16 +102,11 @@ class Evaluation:
 
     def render(self, benchmark: LoadedBenchmark, tokenizer: Any) -> list[Prompt]:
         """Return the prompts of a benchmark in question order."""
-        template, prompts = benchmark.template or self.settings.template, list[Prompt]()
-        for question in benchmark.questions:
-            parts = template, question.text, tokenizer, question.system
-            try:
-                prompts.append(self.prompts.render(*parts))
-            except ValueError as error:
-                raise EvaluationError(
-                    f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
-                ) from error
-        return prompts
+        template = benchmark.template or self.settings.template
+        return [
+            self.prompts.render(template, question.text, tokenizer, question.system)
+            for question in benchmark.questions
+        ]
 
     def plan(self, tokenizer: Any) -> str:
         lines = [f"{key}: {value}" for key, value in self.identity.items()]

@@ -60,8 +60,6 @@ class Evaluated(Scored):
 def write_card(checkpoint: Evaluated) -> Path:
     """Write README.md into the exported folder. An export of the start model gets no card."""
     folder = RunFolder(checkpoint.run).exported(checkpoint.step)
-    if not (folder / MANIFEST).is_file():
-        raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
     if "files" not in read_json(folder / MANIFEST):
         raise EvaluationError(f"{folder} only points to the start model: it gets no card")
     verify(from_manifest(folder, checkpoint.step))

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from prompt_aug.base.files import MissingFileError, read_text
+from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import Style, System, Turn
@@ -81,11 +81,7 @@ def from_run(run: Path) -> Settings:
 
     A run without prompts.yaml has templates and style in its section ``recipe.augment``.
     """
-    prompts = RunFolder(run).prompts
-    try:
-        config = read_config(run)
-    except MissingFileError as error:
-        raise EvaluationError(f"{error}. Name a run, or a model with --model.") from error
+    prompts, config = RunFolder(run).prompts, read_config(run)
     augment, section = select(config, "recipe.augment") or {}, config.get("eval") or {}
     if prompts.exists():
         form = {"bank": str(prompts), **dataclasses.asdict(Prompts.read(prompts).form)}

@@ -172,7 +172,6 @@ def test_other_weights_than_those_of_the_scores_are_not_published(
     """Exported again after a roll-back, for instance."""
     exported = run / "hf" / "step_20"
     (exported / "config.json").write_text("[]")
-    assert push(run) == 1 and "config.json has changed" in capsys.readouterr().err
     files = {"config.json": hashlib.sha256(b"[]").hexdigest()}
     write_json(exported / "manifest.json", {"step": 20, "files": files})
     assert push(run) == 1 and "other weights now: s/step_20" in capsys.readouterr().out
