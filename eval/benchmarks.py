@@ -126,17 +126,11 @@ def known_benchmarks() -> Mapping[str, Benchmark]:
 
 
 def parse_request(text: str) -> BenchmarkRequest:
-    if text in known_benchmarks():
-        return BenchmarkRequest(name=text)
-    match = re.fullmatch(r"(?P<name>[^=]+)=(?P<path>.+?)(:(?P<samples>\d+))?", text)
-    if match is None:
-        raise EvaluationError(
-            f"benchmark {text!r}{closest(text, known_benchmarks()) or ':'} Write NAME=PATH or "
-            "NAME=PATH:SAMPLES, or a known name: "
-            f"{', '.join(known_benchmarks())}"
-        )
-    given = {**match.groupdict(), "samples": match["samples"] and int(match["samples"])}
-    return parse_typed(given, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
+    """Parse NAME, NAME=PATH or NAME=PATH:SAMPLES. `load` rejects an unknown NAME."""
+    match = re.fullmatch(r"([^=]+)(?:=(.*?)(?::(\d+))?)?", text)
+    name, path, samples = match.groups() if match else (text, None, None)
+    record = {"name": name, "path": path, "samples": samples and int(samples)}
+    return parse_typed(record, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
 
 
 def load(
@@ -157,8 +151,8 @@ def load(
         record, path = read_benchmark(path), None
     if record is None and path is None:
         raise EvaluationError(
-            f"unknown benchmark {name!r}{closest(name, known_benchmarks()) or ':'} Known are "
-            f"{', '.join(known_benchmarks())}"
+            f"unknown benchmark {name!r}{closest(name, known_benchmarks()) or ':'} Write NAME=PATH "
+            f"or NAME=PATH:SAMPLES, or a known name: {', '.join(known_benchmarks())}"
         )
     benchmark = record or Benchmark(questions=1, file=str(path))
     source = str(path or benchmark.file or f"hub:{benchmark.hub}")
@@ -193,7 +187,7 @@ def load(
         size=len(questions),
         samples=wanted,
         sha256=content_digest(kept),
-        template=request.template or benchmark.template,
+        template=benchmark.template,
         tolerance=benchmark.tolerance,
     )
 

@@ -48,14 +48,11 @@ def find(run: Path, steps: Sequence[int] | None = None) -> list[Checkpoint]:
     exports = RunFolder(run).exports
     folders = numbered(exports, "step_")
     finished = {step: path for step, path in folders.items() if (path / MANIFEST).exists()}
-    if missing := sorted(set(steps or ()) - set(finished)):
+    missing = sorted(set(steps or ()) - set(finished))
+    if missing or not finished:
         raise EvaluationError(
-            f"{exports} has no finished export of the steps {missing}: {list(finished)}"
-        )
-    if not finished:
-        raise EvaluationError(
-            f"{exports} has no finished export (step_N with a {MANIFEST}): run "
-            f"`python -m recipe.export {run}` first"
+            f"{exports} has no finished export (step_N with a {MANIFEST}) of the steps "
+            f"{missing or 'all'}: {list(finished)}. Run `python -m recipe.export {run}`."
         )
     chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
     return [from_manifest(folder, step) for step, folder in chosen.items()]
@@ -69,12 +66,8 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
     model = (folder / elsewhere).resolve() if elsewhere else folder
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
         return Checkpoint(step=step, model=elsewhere, identity={"model": elsewhere})  # a hub id
-    files = manifest.get("files")
-    if not isinstance(files, dict) or "config.json" not in files:
-        raise EvaluationError(
-            f"{folder / MANIFEST} lists no model files: delete {folder} and export it again"
-        )
-    return Checkpoint(step=step, model=str(model), identity=_identity(files), files=dict(files))
+    files = manifest["files"]
+    return Checkpoint(step=step, model=str(model), identity=_identity(files), files=files)
 
 
 def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
@@ -94,8 +87,6 @@ def from_model(model: str) -> Checkpoint:
         if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
             raise EvaluationError(f"model folder {model} does not exist")
         return Checkpoint(step=None, model=model, identity={"model": model})
-    if not (folder / "config.json").exists():
-        raise EvaluationError(f"{model} is not a Hugging Face model folder: config.json is missing")
     if why := lacks_weights(folder):
         raise EvaluationError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):

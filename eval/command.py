@@ -2,26 +2,14 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from prompt_aug.base.commands import run
-
-
-def text(value: str) -> str:
-    """Return `value`; reject an empty text, which an unset shell variable leaves."""
-    if not value.strip():
-        raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
-    return value
-
-
-def path(value: str) -> Path:
-    return Path(text(value))
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add ``--settings``, which names one evaluation of a run."""
     parser.add_argument(
-        "--settings", type=text, help="a folder in RUN/eval (default: the one with most steps)"
+        "--settings", help="a folder in RUN/eval (default: the one with most steps)"
     )
 
 

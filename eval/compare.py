@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval import EvaluationError
-from eval.command import add_settings, path, run_command
+from eval.command import add_settings, run_command
 from eval.metrics import Difference, Estimate, of_means, over_questions, paired
 from eval.report.answers import archive
 from eval.report.data import CheckpointRow, RunData, collect, question_means
@@ -75,11 +75,6 @@ def read_side(given: Path, settings: str | None) -> Side:
     if folder.scores.exists() and folder.settings.exists():
         scored = Scored(folder, read_json(folder.scores))
     else:
-        below = sorted(p.parent for p in given.glob("*/*/scores.json") if p.parent.is_dir())
-        if not (given / "config.yaml").exists() and below:
-            raise EvaluationError(
-                f"{given} holds several evaluations. Name one: {', '.join(map(str, below))}"
-            )
         run = collect(given, settings)
         if not run.rows:
             raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
@@ -228,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("a", type=existing, metavar="A", help="a run, or a folder of an evaluated model")
     add("b", type=existing, metavar="B", help="the other one; the difference is B - A")
     add_settings(parser)
-    add("--out", type=path, help="folder of a page with the tables and all answers")
+    add("--out", type=Path, help="folder of a page with the tables and all answers")
     return run_command(parser, arguments, _compare, "nothing is changed")
 
 

@@ -1,8 +1,8 @@
 """Samples from an OpenAI-compatible endpoint, in place of an engine of this process.
 
 `/v1/completions` receives the token ids of the same prompts, so a greedy response of a vLLM server
-equals the engine's. `/v1/chat/completions` receives the messages, which the server renders itself.
-A request is one sample with its own seed. Servers other than vLLM may ignore the seed.
+equals the engine's. A request is one sample with its own seed. Servers other than vLLM may ignore
+the seed.
 """
 
 import asyncio
@@ -24,20 +24,6 @@ if TYPE_CHECKING:  # its import takes a second
 
 TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 VLLM = "vllm"  # `owned_by` in its list of models
-CHAT = "chat"
-APIS = ("completions", CHAT)
-
-
-class NoTokenizer:
-    """Stand-in for a tokenizer where the server renders the messages. It counts no tokens."""
-
-    chat_template = bos_token = eos_token = None
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return []
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +35,20 @@ class Server:
     settings: Settings
     models: dict[str, dict[str, Any]]
 
-    def checkpoint(self, model: str, tokenizer: str | None, api: str) -> Checkpoint:
+    def checkpoint(self, model: str, tokenizer: str | None) -> Checkpoint:
         """Return the model that is served as `model`. Raises EvaluationError if there is none."""
         if model not in self.models:
             raise EvaluationError(
                 f"--model {model}: the endpoint does not serve it. Name one of: "
                 f"{', '.join(sorted(self.models)) or 'none'}."
             )
-        identity = {"endpoint": self.endpoint.base_url, "model": model}
-        identity |= {"api": CHAT} if api == CHAT else {"tokenizer": tokenizer or model}
-        listed = self.models[model]
+        listed, named = self.models[model], {"model": model, "tokenizer": tokenizer or model}
+        identity = {"endpoint": self.endpoint.base_url, **named}
         positions, root = listed.get("max_model_len"), listed.get("root")
         return Checkpoint(step=None, model=model, identity=identity, positions=positions, root=root)
 
     def tokenizer(self, checkpoint: Checkpoint) -> Any:
-        """Return the tokenizer of the checkpoint's identity; a chat endpoint needs none."""
-        name = checkpoint.identity.get("tokenizer")
-        return NoTokenizer() if name is None else load_tokenizer(name)
+        return load_tokenizer(checkpoint.identity["tokenizer"])
 
     def engine_for(
         self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
@@ -97,7 +80,6 @@ class RemoteEngine:
     def __init__(self, server: Server, checkpoint: Checkpoint, context: int) -> None:
         self._server, self._settings, self._context = server, server.settings, context
         self._listed = server.models[checkpoint.model]
-        self._chat = checkpoint.identity.get("api") == CHAT
         self._vllm = self._listed.get("owned_by") == VLLM
         self._end = end_of_turn(server.tokenizer(checkpoint))
 
@@ -113,10 +95,9 @@ class RemoteEngine:
         vLLM takes missing ones from the model's generation_config.json, so all are sent to it.
         """
         settings, ids = self._settings, request.prompt_token_ids
-        messages = [{"role": role, "content": content} for role, content in request.messages]
         body: dict[str, Any] = {
             "model": self._listed["id"],
-            **({"messages": messages} if self._chat else {"prompt": list(ids)}),
+            "prompt": list(ids),
             "max_tokens": min(settings.max_tokens, self._context - len(ids)),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -180,10 +161,9 @@ class RemoteEngine:
         """Return what is stored of a request, None if it failed or the channel is stopped."""
         from prompt_aug.endpoint.client import FINAL, Failure, choices_of, reported_tokens
 
-        path = "chat/completions" if self._chat else "completions"
         wanted = Spending(1, len(request.prompt_token_ids), self._settings.max_tokens)
         try:
-            answer = await channel.ask(path, self.body(request), wanted)
+            answer = await channel.ask("completions", self.body(request), wanted)
         except EndpointError as error:
             channel.stop(error)
             return None

@@ -15,7 +15,6 @@ from eval import EvaluationError
 from eval.settings import SAMPLING, Settings
 from prompt_aug.base.files import read_json
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.templates.rendering import Messages
 from prompt_aug.turns import end_of_turn
 from recipe.run import environment
 from recipe.run.host import gpus_here, multiplies_bfloat16
@@ -43,7 +42,6 @@ class Request:
     key: SampleKey
     prompt_token_ids: TokenIds
     stop: tuple[str, ...] = ()
-    messages: Messages = ()  # the (role, content) pairs of the same prompt, for a chat endpoint
 
 
 def request_seed(seed: int, uid: str, sample: int) -> int:

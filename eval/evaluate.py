@@ -18,7 +18,7 @@ from eval.engine import Request, SampleKey
 from eval.samples import Sample, SampleFiles
 from eval.score import TOO_LONG, combine, question_key, score_benchmark
 from eval.session import Session, signature
-from eval.settings import Settings, benchmark_identity, differences, folder_name, shared_identity
+from eval.settings import Settings, benchmark_identity, folder_name, shared_identity
 from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompt, Prompts
@@ -102,16 +102,11 @@ class Evaluation:
 
     def render(self, benchmark: LoadedBenchmark, tokenizer: Any) -> list[Prompt]:
         """Return the prompts of a benchmark in question order."""
-        template, prompts = benchmark.template or self.settings.template, list[Prompt]()
-        for question in benchmark.questions:
-            parts = template, question.text, tokenizer, question.system
-            try:
-                prompts.append(self.prompts.render(*parts))
-            except ValueError as error:
-                raise EvaluationError(
-                    f"{benchmark.name}: question {question.uid} cannot be rendered: {error}"
-                ) from error
-        return prompts
+        template = benchmark.template or self.settings.template
+        return [
+            self.prompts.render(template, question.text, tokenizer, question.system)
+            for question in benchmark.questions
+        ]
 
     def plan(self, tokenizer: Any) -> str:
         lines = [f"{key}: {value}" for key, value in self.identity.items()]
@@ -128,15 +123,11 @@ class Evaluation:
         if any(self.verifiers.values()):
             self.functions.load()
         folder = EvaluationFolder(self.folder / "any")
-        written = read_json(folder.settings) if folder.settings.exists() else self.identity
-        if changed := differences(written, self.identity):
-            raise EvaluationError(f"{folder.settings} was changed: {'; '.join(changed)}")
         earlier = Prompts.read(folder.prompts).bank if folder.prompts.exists() else {}
         used = {template.name: template for template in [*earlier.values(), *self.templates]}
         if used != dict(earlier):
             replace(self.prompts, bank=Bank(list(used.values()))).write(folder.prompts)
-        if not folder.settings.exists():
-            write_json(folder.settings, self.identity)
+        write_json(folder.settings, self.identity)
 
     def run(self, item: Item, session: Session | Server) -> dict[str, Any]:
         """Complete `item` and return the scores of its checkpoint.
@@ -248,7 +239,6 @@ def requests(
                 key=question_key(line, sample),
                 prompt_token_ids=prompt.ids,
                 stop=tuple(prompt.rendered.stop),
-                messages=prompt.rendered.messages,
             )
             unique.setdefault(request.key, request)  # a question may be repeated
     return list(unique.values())

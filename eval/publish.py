@@ -27,7 +27,7 @@ from huggingface_hub.errors import HFValidationError
 
 from eval import EvaluationError
 from eval.checkpoints import from_manifest, verify
-from eval.command import add_settings, run_command, text
+from eval.command import add_settings, run_command
 from eval.report import tables
 from eval.report.data import scored_steps
 from eval.score import Scored
@@ -42,7 +42,6 @@ from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 SUFFIX = ".eval"  # of our event file, which a second call replaces
 
 
@@ -61,8 +60,6 @@ class Evaluated(Scored):
 def write_card(checkpoint: Evaluated) -> Path:
     """Write README.md into the exported folder. An export of the start model gets no card."""
     folder = RunFolder(checkpoint.run).exported(checkpoint.step)
-    if not (folder / MANIFEST).is_file():
-        raise EvaluationError(f"{folder} has no {MANIFEST}: run recipe.export first")
     if "files" not in read_json(folder / MANIFEST):
         raise EvaluationError(f"{folder} only points to the start model: it gets no card")
     verify(from_manifest(folder, checkpoint.step))
@@ -158,12 +155,10 @@ def _license(card: Path) -> str | None:
 def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     """Return name, hub id and license of the start model, without any local path."""
     path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
-    cached = CACHED.search(path)
-    name = "/".join(cached.groups()) if cached else path
-    hub_id = name if HUB_ID.fullmatch(name) and (cached or not Path(path).is_dir()) else None
+    hub_id = path if HUB_ID.fullmatch(path) and not Path(path).is_dir() else None
     card = try_to_load_from_cache(hub_id, CARD) if hub_id else str(Path(path) / CARD)
     license_name = _license(Path(card)) if isinstance(card, str) else None
-    return hub_id or Path(name).name, hub_id, license_name
+    return hub_id or Path(path).name, hub_id, license_name
 
 
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
@@ -278,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_settings(parser)
     add("--log", nargs="+", choices=LOGGERS, default=[], help="add to the training's run")
     add("--card", action="store_true", help="write the model card README.md in RUN/hf/step_N")
-    add("--push", type=text, metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
+    add("--push", metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
     add("--public", action="store_true", help="with --push: visible to everyone")
     return run_command(parser, arguments, publish, "what was written stays")
 

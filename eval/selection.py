@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval import EvaluationError
-from eval.command import add_settings, run_command, text
+from eval.command import add_settings, run_command
 from eval.report.data import asked_differently, scored_steps
 from eval.score import Selection
 from prompt_aug.base.commands import existing, make_parser
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("python -m eval.selection", __doc__, example=example)
     add = parser.add_argument
     add("run", type=existing, help="run folder")
-    add("--benchmark", type=text, required=True, help="the questions to pick by")
+    add("--benchmark", required=True, help="the questions to pick by")
     add_settings(parser)
     add("--on-test-set", action="store_true", help="pick by questions that are no validation split")
     return run_command(parser, arguments, _select, "nothing was picked")

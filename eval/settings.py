@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from eval import EvaluationError
 from eval.benchmarks import LoadedBenchmark
-from prompt_aug.base.files import MissingFileError, read_text
+from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import Style, System, Turn
@@ -81,21 +81,15 @@ def from_run(run: Path) -> Settings:
 
     A run without prompts.yaml has templates and style in its section ``recipe.augment``.
     """
-    path, prompts = RunFolder(run).config, RunFolder(run).prompts
-    try:
-        config = read_config(run)
-    except MissingFileError as error:
-        raise EvaluationError(f"{error}. Name a run, or a model with --model.") from error
+    prompts, config = RunFolder(run).prompts, read_config(run)
     augment, section = select(config, "recipe.augment") or {}, config.get("eval") or {}
-    if not (isinstance(augment, Mapping) and isinstance(section, Mapping)):
-        raise EvaluationError(f"{path}: recipe.augment or eval is no section. Restore the file.")
     if prompts.exists():
         form = {"bank": str(prompts), **dataclasses.asdict(Prompts.read(prompts).form)}
     else:
         form = {**augment, "chat": select(config, "data.apply_chat_template_kwargs")}
     section = {**section, **{key: form[key] for key in ("bank", *FORM) if key in form}}
     given = {key: value for key, value in section.items() if value is not None}
-    return parse_typed(given, Settings, f"{path}, section eval", EvaluationError)
+    return parse_typed(given, Settings, f"{RunFolder(run).config}, section eval", EvaluationError)
 
 
 @cache

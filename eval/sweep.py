@@ -6,10 +6,7 @@ with the samples that are missing.
 """
 
 import argparse
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,25 +14,23 @@ from typing import Any, get_args
 from eval import EvaluationError
 from eval.benchmarks import load, parse_request
 from eval.checkpoints import LARGE, Checkpoint, find, from_model, verify
-from eval.command import path, run_command, text
-from eval.endpoint import APIS, CHAT, NoTokenizer, Server, connect
+from eval.command import run_command
+from eval.endpoint import Server, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.session import Session
 from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
+from prompt_aug.base.files import InUseError, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml
-from recipe.run.ending import state_of
 from recipe.run.evaluation import DType
-from recipe.run.folder import RunFolder, read_config, select
+from recipe.run.folder import RunFolder
 
-WATCH_SECONDS = 30.0
 # A preset sets these to their defaults, whatever the run has.
 PRESET_RESETS = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt")
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
@@ -46,27 +41,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m eval.sweep", __doc__, example=example)
     add = parser.add_argument
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; each with its settings")
-    add("--model", action="append", default=[], type=text, help="a model folder or hub id instead")
-    add("--endpoint", type=text, metavar="URL", help="OpenAI-compatible server of --model, as"
+    add("--model", action="append", default=[], help="a model folder or hub id instead")
+    add("--endpoint", metavar="URL", help="OpenAI-compatible server of --model, as"
         " http://localhost:8000/v1, instead of an engine")  # fmt: skip
-    add("--api", choices=APIS, default=APIS[0], help="with --endpoint: token ids, or messages that"
-        " the server renders")  # fmt: skip
-    add("--tokenizer", type=text, help="with --api completions: a model (default: --model)")
+    add("--tokenizer", help="with --endpoint: a model (default: --model)")
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
     add("--max-requests", type=int, help="with --endpoint: stop after that many")
     add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
-    add("--out", type=path, help="output folder (required with --model; default: RUN/eval)")
-    add("--benchmark", action="append", default=[], type=text, metavar="NAME[=PATH[:SAMPLES]]",
+    add("--out", type=Path, help="output folder (required with --model; default: RUN/eval)")
+    add("--benchmark", action="append", default=[], metavar="NAME[=PATH[:SAMPLES]]",
         help="a known name, or a file; may be repeated")  # fmt: skip
     add_steps(parser)
     add("--preset", choices=list(presets()), help="the settings of a paper's evaluation")
     add("--samples", type=int, help="per question (default: the benchmark's; greedy: 1)")
-    add("--template", type=text, help="template of every question (default: the run's)")
-    add("--template-of", action="append", default=[], type=_pair, metavar="BENCHMARK=TEMPLATE",
-        help="template of one benchmark")  # fmt: skip
-    add("--bank", type=text, help="template bank file (default: the run's own, or the project's)")
+    add("--template", help="template of every question (default: the run's)")
+    add("--bank", help="template bank file (default: the run's own, or the project's)")
     add("--style", choices=get_args(Style), help="default: the run's own, or auto")
-    add("--chat", type=_chat, metavar="{KEY: VALUE}",
+    add("--chat", metavar="{KEY: VALUE}",
         help="arguments of the chat template, as '{enable_thinking: false}'")  # fmt: skip
     add("--extraction", choices=EXTRACTIONS, help="which text counts as the answer")
     add("--verifier", action="append", default=[], type=_pair, metavar="SOURCE=MODULE.FUNCTION",
@@ -78,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repetition-penalty", type=float, help="above 1: fewer repeated tokens (default: 1)")
     add("--stop", action="append", type=str, help="a stop string beside the template's; may be"
         " repeated; it stays in the response")  # fmt: skip
-    add("--system-prompt", type=text, help="replaces that of the template and of the questions")
+    add("--system-prompt", help="replaces that of the template and of the questions")
     add("--max-tokens", type=int, help="limit of a response (default: the run's, or 3000)")
     add("--max-model-len", type=int, help="limit of prompt and response together")
     add("--max-questions", type=int, help="only the first N questions of each benchmark")
@@ -89,19 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-reload", dest="reload_weights", action="store_false", default=None,
         help="start an engine for every checkpoint instead of reloading weights")  # fmt: skip
     add("--dry-run", action="store_true", help="show the settings and the first prompts only")
-    add("--watch", action="store_true",
-        help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
     return parser
-
-
-def _chat(value: str) -> dict[str, Any]:
-    try:
-        arguments = parse_yaml(value, value)
-    except FileError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if not isinstance(arguments, dict):
-        raise argparse.ArgumentTypeError(f"{value!r} is not a mapping such as '{{key: value}}'")
-    return arguments
 
 
 def _pair(value: str) -> tuple[str, str]:
@@ -118,8 +97,9 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
     if options.preset is not None:
         plain = {key: getattr(Settings(), key) for key in PRESET_RESETS}
         settings = settings.replaced(**plain | presets()[options.preset])
-        requests = [request.model_copy(update={"template": None}) for request in requests]
     given = {k: v for k, v in vars(options).items() if k in Settings.model_fields and v is not None}
+    if options.chat is not None:
+        given["chat"] = parse_yaml(options.chat, "--chat")
     own = {**(settings.verifiers or {}), **dict(options.verifier)} or None
     settings = settings.replaced(**given, verifiers=own)
     if settings.samples is not None:  # overrides the samples of the run's own benchmarks
@@ -131,28 +111,20 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
     if len(set(names)) != len(names):
         raise EvaluationError(f"a benchmark is named twice: {names}")
-    templates = dict(options.template_of)
-    if strange := sorted(templates.keys() - set(names)):
-        raise EvaluationError(f"--template-of: {', '.join(strange)} is no benchmark of {names}")
-    requests = [
-        r.model_copy(update={"template": templates.get(r.name, r.template)}) for r in requests
-    ]
     return settings.replaced(benchmarks=tuple(requests))
 
 
 def check_options(options: argparse.Namespace) -> None:
     if bool(options.runs) == bool(options.model):
         raise UsageError("give either run folders or --model HF_FOLDER")
-    if options.model and (options.out is None or options.steps or options.watch):
-        raise UsageError("--model needs --out DIR, and takes no --steps and no --watch")
-    if options.watch and options.steps:
-        raise UsageError("--watch waits for the training's last step: leave out --steps")
+    if options.model and (options.out is None or options.steps):
+        raise UsageError("--model needs --out DIR, and takes no --steps")
     check_url(options, "endpoint")
     at_least(1, options, "concurrency", "max_requests", "max_total_tokens")
     if options.endpoint and not options.model:
         raise UsageError("--endpoint: names no model. Add --model NAME, as the server lists it.")
-    if len(options.runs) > 1 and (options.out is not None or options.watch):
-        raise UsageError("--out and --watch are for one run: start the command for each")
+    if len(options.runs) > 1 and options.out is not None:
+        raise UsageError("--out is for one run: start the command for each")
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -167,20 +139,12 @@ def sweep(options: argparse.Namespace) -> None:
         evaluation = Evaluation(root, settings, benchmarks)
         if options.dry_run:
             model = options.model[0] if run is None else find(run, options.steps)[0].model
-            chat = options.endpoint and options.api == CHAT
-            name = options.tokenizer or model
-            print(evaluation.plan(NoTokenizer() if chat else load_tokenizer(name)))
+            print(evaluation.plan(load_tokenizer(options.tokenizer or model)))
             continue
         if options.endpoint:
-            filled = [template.name for template in evaluation.templates if template.prefill]
-            if options.api == CHAT and filled:
-                raise EvaluationError(
-                    f"--api chat: the templates {', '.join(filled)} have a prefill, which messages "
-                    "cannot hold. Use --api completions, or another --template."
-                )
             budget = Budget(options.max_requests, options.max_total_tokens)
             server = connect(options.endpoint, options.concurrency, budget, settings)
-            models = [server.checkpoint(m, options.tokenizer, options.api) for m in options.model]
+            models = [server.checkpoint(m, options.tokenizer) for m in options.model]
             work(evaluation, models, server)
             print(f"endpoint: {budget.spent}")
             continue
@@ -191,41 +155,11 @@ def sweep(options: argparse.Namespace) -> None:
                 models = [from_model(model) for model in options.model]
                 if len(names := {model.name for model in models}) != len(models):
                     raise EvaluationError(f"two models have the same name: {sorted(names)}")
-                work(evaluation, models, session)
             else:
-                _follow(run, options, evaluation, session)
+                models = find(run, options.steps)
+            work(evaluation, models, session)
             if session.starts:
                 print(f"engine: {session.starts} started, weights reloaded {session.swaps} times")
-
-
-def _follow(
-    run: Path, options: argparse.Namespace, evaluation: Evaluation, session: Session
-) -> None:
-    """Evaluate a run; with --watch until the training's last step is evaluated."""
-    last = select(read_config(run), "trainer.total_training_steps")
-    if options.watch and not isinstance(last, int):
-        raise EvaluationError(f"{run}: trainer.total_training_steps={last}: not a number")
-    printed = ""
-    while True:
-        if options.watch:
-            # The export has its own lock and skips what is done. It may fail while a step is saved.
-            subprocess.run([sys.executable, "-m", "recipe.export", str(run)], check=False)
-        try:
-            checkpoints = find(run, options.steps)
-        except EvaluationError:
-            if not options.watch:
-                raise
-            checkpoints = []
-        work(evaluation, checkpoints, session)
-        if not options.watch or any(checkpoint.step == last for checkpoint in checkpoints):
-            return
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        state = state_of(RunFolder(run), done=False, begun=bool(steps))
-        note = f"waiting for step {last}: evaluated: {steps}; the training is {state}"
-        if note != printed:  # no limit: the training may be requeued, or be on another machine
-            print(note if state == "running" else f"{note}. Its command continues it.", flush=True)
-        printed = note
-        time.sleep(WATCH_SECONDS)
 
 
 def work(
@@ -241,11 +175,8 @@ def work(
     if any(todo.values()):
         prepare_environment(checkpoints[0].model)
         evaluation.prepare()
-    # Task i of n of a SLURM array starts i/n of the way, so that tasks seldom meet.
-    task = int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)
-    tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or 1)
-    start, held = len(checkpoints) * (task % tasks) // tasks, list[Item]()
-    for number, checkpoint in enumerate([*checkpoints[start:], *checkpoints[:start]], start=1):
+    held: list[Item] = []
+    for number, checkpoint in enumerate(checkpoints, start=1):
         if todo[checkpoint.name]:
             print(f"[{number}/{len(checkpoints)}] {checkpoint.name}")
             verify(checkpoint)

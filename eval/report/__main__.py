@@ -1,4 +1,4 @@
-"""Write the report of one or several runs: index.html, report.md, a PNG and a CSV of each figure.
+"""Write the report of one or several runs: index.html, a PNG and a CSV of each figure.
 
 index.html holds curves, samples and formulas, and needs no network. summary.json is written last.
 --log draws the log of any verl run beside them, from a run folder that it writes into OUT/logs.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval import EvaluationError
-from eval.command import add_settings, path, run_command, text
+from eval.command import add_settings, run_command
 from eval.report import charts, tables
 from eval.report.answers import archive, rollouts
 from eval.report.data import RunData, collect, summary
@@ -56,7 +56,6 @@ def build(
         figures=drawn,
         rollouts=read,
     )
-    write_text(folder / "report.md", page.markdown())
     write_text(folder / "index.html", page.html())
     by_name = {run.name: found for run, found in zip(runs, numbers, strict=True)}
     write_json(folder / "summary.json", numbers[0] if len(runs) == 1 else by_name)
@@ -89,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("python -m eval.report", __doc__, example=example)
     add = parser.add_argument
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; several: side by side")
-    add("--log", type=path, action="append", default=[], metavar="FILE",
+    add("--log", type=Path, action="append", default=[], metavar="FILE",
         help="console output of a verl run (repeatable)")  # fmt: skip
-    add("--out", type=path, help="folder of the report (several runs: required; one: RUN/report)")
+    add("--out", type=Path, help="folder of the report (several runs: required; one: RUN/report)")
     add_settings(parser)
-    add("--expected", type=text, help="an entry of expected.yaml to show beside the runs"
+    add("--expected", help="an entry of expected.yaml to show beside the runs"
         " (default: those of their start model)")  # fmt: skip
     return run_command(parser, arguments, _report, "the files written so far are whole")
 

@@ -165,8 +165,9 @@ def validation(runs: Runs) -> Figure:
     """Return the accuracy by data source of the validations that a training run logs."""
     curves: dict[str, list[Curve]] = {}
     for run in runs:
-        for source in validation_sources(run):
-            steps, y = run.series(f"val/{source}/accuracy")
+        for key in (k for k in run.keys("val/") if k.endswith("/accuracy") and "/part/" not in k):
+            source = key.removeprefix("val/").removesuffix("/accuracy")
+            steps, y = run.series(key)
             errors = dict(zip(*run.series(f"val/{source}/standard_error"), strict=True))
             panel, label = (VALIDATION, source) if len(runs) == 1 else (source, run.name)
             error = [100 * errors.get(step, 0.0) for step in steps]
@@ -177,11 +178,6 @@ def validation(runs: Runs) -> Figure:
     )
     panels = [Panel(title, "percent right", found) for title, found in curves.items()]
     return Figure("validation", VALIDATION, caption, panels)
-
-
-def validation_sources(data: RunData) -> list[str]:
-    keys = [key for key in data.keys("val/") if key.endswith("/accuracy") and "/part/" not in key]
-    return [key.removeprefix("val/").removesuffix("/accuracy") for key in keys]
 
 
 def logged(runs: Runs) -> dict[str, list[Series]]:

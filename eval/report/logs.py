@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from eval import EvaluationError
-from prompt_aug.base.files import MissingFileError, write_json, write_lines
+from prompt_aug.base.files import write_json, write_lines
 from recipe.run.folder import RunFolder, metrics_line
 
 STEP = re.compile(r"\bstep:(\d+)( - .*)")
@@ -62,8 +62,6 @@ def overrides(text: str) -> Iterator[tuple[str, Any]]:
 
 def as_run(log: Path, folder: Path) -> Path:
     """Write metrics.jsonl, and config.yaml of the command's keys, into `folder`; return it."""
-    if not log.is_file():
-        raise MissingFileError(f"--log {log}: there is no such file")
     text = log.read_bytes().decode(errors="replace")
     if not (lines := read_log(text)):
         raise EvaluationError(

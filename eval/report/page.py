@@ -1,8 +1,8 @@
-"""The pages of a report: index.html, which holds everything, and report.md without model texts.
+"""The page of a report: index.html, which holds everything.
 
-Both are made from the same blocks. The Content-Security-Policy of index.html names the digests of
-its three scripts, so no other script runs and nothing is fetched. Tables are escaped by the
-template engine. Figures and samples are JSON, which the page writes as text nodes.
+Its Content-Security-Policy names the digests of its three scripts, so no other script runs and
+nothing is fetched. Tables are escaped by the template engine. Figures and samples are JSON, which
+the page writes as text nodes.
 """
 
 import base64
@@ -52,11 +52,6 @@ class Block:
     level: int = 3
     kind: str = "numbers"
     id: str = ""
-
-    def markdown(self) -> str:
-        heading = f"{'#' * self.level} {self.title}" if self.title else ""
-        table = tables.markdown_table(self.table) if self.table else ""
-        return "\n\n".join(filter(None, (heading, self.note, table)))
 
 
 def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]:
@@ -165,17 +160,3 @@ class Page:
             samples=self.samples,
             statuses=f"Statuses: {statuses}." if statuses else "",
         )
-
-    def markdown(self) -> str:
-        facts = ", ".join(f"{key} {value}" for key, value in self.headline)
-        parts = [f"# Training report: {self.name}", facts]
-        parts += [block.markdown() for block in self.blocks]
-        parts += [
-            f"## {figure.title}\n\n{figure.caption} ([data]({figure.name}.csv))\n\n"
-            f"![{figure.title}]({figure.name}.png)"
-            for figure in self.figures
-        ]
-        parts.append("## Settings and environment")
-        for run in self.runs:
-            parts += [block.markdown() for block in settings_blocks(run, len(self.runs) > 1)]
-        return "\n\n".join(filter(None, parts)) + "\n"

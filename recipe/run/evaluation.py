@@ -29,12 +29,11 @@ Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 
 
 class BenchmarkRequest(Record):
-    """A benchmark to evaluate. None: path, samples, template of the benchmark `name`."""
+    """A benchmark to evaluate. None: path and samples of the benchmark `name`."""
 
     name: FileName
     path: Text | None = None
     samples: Samples | None = None
-    template: Text | None = None
 
 
 class EvaluationSection(Record):

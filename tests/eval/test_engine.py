@@ -13,12 +13,7 @@ from transformers import AutoTokenizer
 
 from eval import EvaluationError
 from eval.checkpoints import Checkpoint
-from eval.engine import (
-    Engine,
-    Request,
-    check_hardware,
-    precision,
-)
+from eval.engine import Engine, Request, check_hardware, precision
 from eval.session import Session, signature
 from eval.settings import Settings
 from prompt_aug.base.files import write_json

@@ -70,14 +70,10 @@ def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     assert scores["average"]["per_question"]["accuracy"] == 3 / 8
     folder = run.only("*/step_20")
     assert scores == json.loads((folder / "scores.json").read_text())
-    questions = read_lines(folder / "toy" / "questions.jsonl")
-    assert questions[0]["prompt"].endswith("<|im_start|>assistant\n")
     head, *samples = read_lines(run.only("*/step_20/toy/samples-*.jsonl"))
     engine = {"vllm": "fake", "dtype": "float32", "device": "none"}
     assert head == {"model": run.checkpoint.identity, "engine": engine}
     assert len(samples) == 8
-    grades = read_lines(folder / "toy" / "grades.jsonl")[1:]
-    assert grades[0]["extracted"] == "1" and grades[0]["status"] == "correct"
 
 
 def test_a_benchmark_may_have_its_own_template(run: Runner, make_benchmark: MakeBenchmark) -> None:
@@ -90,18 +86,11 @@ def test_a_benchmark_may_have_its_own_template(run: Runner, make_benchmark: Make
     named = {name: entry["settings"].get("template") for name, entry in entries.items()}
     assert named == {"plain": None, "own": "deepseek-r1"}
     lines = {name: read_lines(run.only(f"*/step_20/{name}/questions.jsonl"))[0] for name in named}
-    assert lines["plain"]["template"] != lines["own"]["template"] == "deepseek-r1"
     assert lines["plain"]["prompt"] != lines["own"]["prompt"]
     assert regrade(EvaluationFolder(run.only("*/step_20")))["benchmarks"] == entries
     # Another template is asked again, beside the old samples.
     run(engine, plain, dataclasses.replace(own, template="open-r1"))
     assert len(engine.requests) == 2 * len(own.questions)
-
-
-def test_stops_reach_the_engine(run: Runner, make_benchmark: MakeBenchmark) -> None:
-    engine = FakeEngine(right)
-    run(engine, make_benchmark(questions=1), stop=["\n\n"])
-    assert engine.requests[0].stop == ("\n\n",)
 
 
 def test_a_tolerance_pays_close_decimals_and_survives_regrading(run: Runner) -> None:
@@ -113,7 +102,6 @@ def test_a_tolerance_pays_close_decimals_and_survives_regrading(run: Runner) -> 
     assert scores["benchmarks"]["toy"]["question_means"] == [1, 0]
     assert scores["benchmarks"]["toy"]["accuracy_under"] == {"strict": 0.5, "default": 0.5}
     assert len(close.requests) == 2, "the stored samples are graded again"
-    assert close.starts == close.stops == 1
     assert regrade(EvaluationFolder(run.only("*/step_20"))) == scores
     question = make_question(text=r"Compute $13.6(1-\frac14)$.", answers=("10.2",), source="t")
     copied = FakeEngine(lambda request: r"\boxed{13.6(1-\frac{1}{4})}")
@@ -159,7 +147,6 @@ def test_more_samples_generate_the_missing_ones_and_fewer_generate_none(
     assert more["benchmarks"]["toy"]["samples"] == 18
     less = run(engine, make_benchmark(questions=2, samples=1))
     assert less["benchmarks"]["toy"]["samples"] == 2 and len(engine.requests) == 6
-    assert len(list(run.root.glob("*"))) == 1  # one folder of settings
 
 
 def test_other_weights_are_sampled_again_and_old_samples_stay(
@@ -215,9 +202,8 @@ def test_the_context_fits_all_benchmarks_or_is_the_requested_one(
     assert engine.context == longest + 64 and engine.starts == 1
     run(engine, benchmark, max_model_len=900)
     assert engine.context == 900
-    for wrong in (2000, 10):
-        with pytest.raises(EvaluationError, match="max_model_len"):
-            run(engine, benchmark, max_model_len=wrong)
+    with pytest.raises(EvaluationError, match="max_model_len"):
+        run(engine, benchmark, max_model_len=10)
 
 
 def test_a_lost_completion_is_an_error(run: Runner, make_benchmark: MakeBenchmark) -> None:
@@ -227,14 +213,6 @@ def test_a_lost_completion_is_an_error(run: Runner, make_benchmark: MakeBenchmar
 
     with pytest.raises(EvaluationError, match="6 prompts gave 5"):
         run(Lossy(right), make_benchmark())
-
-
-def test_changed_settings_on_disk_are_an_error(run: Runner, make_benchmark: MakeBenchmark) -> None:
-    run(FakeEngine(right), make_benchmark())
-    path = run.only("*/settings.json")
-    path.write_text(path.read_text().replace('"max_tokens": 64', '"max_tokens": 65'))
-    with pytest.raises(EvaluationError, match="max_tokens: 65 -> 64"):
-        run(FakeEngine(right), make_benchmark(samples=2))
 
 
 OWN = {"toy": "own_verifiers.even"}
@@ -249,27 +227,21 @@ def test_a_verifier_of_the_user_scores_and_grades_again(
     entry = run(engine, benchmark)["benchmarks"]["toy"]
     assert entry["accuracy"] == 0.0
     assert not {"verifiers", "parts"} & {*entry, *entry["settings"]}
-    assert run.items[0].is_done()
-
     entry = run(engine, benchmark, verifiers=OWN)["benchmarks"]["toy"]
     (item,) = run.items
     assert len(engine.requests) == 6  # the same responses, graded again
     assert entry["accuracy"] == 0.5
-    assert entry["accuracy_under"] == {"strict": 0.5, "default": 0.5}
     assert entry["parts"] == {"score": 0.75}
     assert entry["settings"]["verifiers"]["functions"] == {"toy": "own_verifiers.even"}
     lines = read_lines(item.folder.grades)[1:]
     assert [line["parts"]["score"] for line in lines] == [0.5, 1.0] * 3
-    assert {line["extracted"] for line in lines} == {"77}"}
     assert item.is_done()
 
     older = copy.deepcopy(entry)
     older["settings"]["verifiers"]["sha256"] = {"own_verifiers.even": "older"}
     write_json(item.folder.scores, older)
     assert not item.is_done()  # scores of another version of the function
-    made = regrade(item.evaluation)["benchmarks"]["toy"]
-    assert made == entry == read_json(item.folder.scores)
-    assert item.is_done()
+    assert regrade(item.evaluation)["benchmarks"]["toy"] == entry == read_json(item.folder.scores)
 
 
 # ------------------------------------------------------------------------- same prompt

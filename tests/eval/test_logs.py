@@ -8,7 +8,7 @@ import pytest
 
 from eval.report.__main__ import main
 from eval.report.logs import overrides, read_log
-from recipe.run.folder import RunFolder, read_config, read_metrics
+from recipe.run.folder import read_config, read_metrics
 
 PREFIX = "\x1b[36m(TaskRunner pid=7)\x1b[0m "
 OLD = """\
@@ -26,15 +26,9 @@ step:1 - timing/gen:2.000 - actor/ppo_kl:-0.001 - perf/throughput:10.250Progress
 
 
 def test_an_old_log_by_hand() -> None:
-    assert read_log(OLD) == [
-        {
-            "step": 0,
-            "timing_s/gen": 1.5,
-            "critic/lr(1e-4)": 0.1,
-            "val/openai/gsm8k/accuracy": 0.25,
-        },
-        {"step": 1, "timing_s/gen": 2.0, "actor/ppo_kl": -0.001, "perf/throughput": 10.25},
-    ]
+    zero = {"timing_s/gen": 1.5, "critic/lr(1e-4)": 0.1, "val/openai/gsm8k/accuracy": 0.25}
+    one = {"timing_s/gen": 2.0, "actor/ppo_kl": -0.001, "perf/throughput": 10.25}
+    assert read_log(OLD) == [{"step": 0, **zero}, {"step": 1, **one}]
     assert dict(overrides(OLD)) == {
         "data.train_batch_size": 8,
         "trainer.logger": ["console", "wandb"],
@@ -44,22 +38,10 @@ def test_an_old_log_by_hand() -> None:
 
 
 def test_lines_of_a_step_are_merged_and_a_restart_discards_what_it_repeats() -> None:
-    text = "\n".join(
-        PREFIX + line
-        for line in (
-            "step:1 - a:1.0",
-            "step:2 - a:2.0",
-            "step:2 - val-core/my/data/acc/mean@4:0.5",
-            "step:3 - a:3.0 - b:3.0",
-            "step:2 - a:np.float64(5.0)",
-            "step:3 - a:1e-06",
-        )
-    )
-    assert read_log(text) == [
-        {"step": 1, "a": 1.0},
-        {"step": 2, "a": 5.0},
-        {"step": 3, "a": 1e-06},
-    ]
+    lines = ["step:1 - a:1.0", "step:2 - a:2.0", "step:2 - val-core/my/data/acc/mean@4:0.5"]
+    lines += ["step:3 - a:3.0 - b:3.0", "step:2 - a:np.float64(5.0)", "step:3 - a:1e-06"]
+    found = read_log("\n".join(PREFIX + line for line in lines))
+    assert found == [{"step": n, "a": a} for n, a in ((1, 1.0), (2, 5.0), (3, 1e-06))]
 
 
 def test_what_verl_prints_is_read() -> None:
@@ -82,7 +64,7 @@ def test_what_verl_prints_is_read() -> None:
 
 
 @pytest.mark.config
-def test_a_report_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_a_log(tmp_path: Path) -> None:
     log, out = tmp_path / "run.log", tmp_path / "out"
     log.write_bytes(b"\xff" + OLD.encode() + b"step:2 - critic/score/mean:0.75 - c:1.0\n")
     assert main(["--log", str(log), "--out", str(out)]) == 0
@@ -91,5 +73,4 @@ def test_a_report_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert read_config(run)["data"] == {"train_batch_size": 8}
     assert "2,0.75" in (out / "reward.csv").read_text()
     assert "0,25" in (out / "validation.csv").read_text()
-    assert RunFolder(run).config.exists() and (out / "index.html").exists()
-    capsys.readouterr()
+    assert (out / "index.html").exists()

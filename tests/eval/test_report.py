@@ -18,13 +18,12 @@ from fake_engine import write_checkpoint
 
 from eval import EvaluationError
 from eval.metrics import Difference, Estimate
-from eval.report import charts, figures, tables
+from eval.report import figures, tables
 from eval.report.__main__ import build, main
 from eval.report.answers import rollouts, visible
 from eval.report.data import collect, summary
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import dump_lines
-from prompt_aug.grading import VERSION
 
 pytestmark = pytest.mark.config  # whole reports with their figures: half a second each
 
@@ -154,21 +153,18 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     numbers = json.loads((run / "report" / "summary.json").read_text())
     assert numbers["start_accuracy"] == 0.25
     (checkpoint,) = numbers["checkpoints"]
-    assert (checkpoint["step"], checkpoint["accuracy"], checkpoint["questions"]) == (20, 0.75, 4)
+    assert (checkpoint["accuracy"], checkpoint["questions"]) == (0.75, 4)
     assert checkpoint["standard_error"] == pytest.approx(0.25)  # std 1/2 of (1, 0, 1, 1), over 2
     assert checkpoint["gain"] == 0.5
     # Differences (1, 0, 0, 1): std with n - 1 is 1/sqrt(3), over 2.
     assert checkpoint["gain_standard_error"] == pytest.approx(1 / math.sqrt(12))
     assert (numbers["optimizer_steps"], numbers["training_steps"]) == (40, 20)
     assert (numbers["seed"], numbers["wall_seconds"]) == (7, 130.0)
-
-    text = (run / "report" / "report.md").read_text()
     # p: half of the sign flips of the differences (1, 0, 0, 1) give a mean as far from 0.
-    row = r"\| step 20 \| 75.0 ±25.0 \| \+50.0 ±28.9 \| (\S+) \| 25.0 \| 25.0 \| 10 \|"
-    (chance,) = re.findall(row, text)
+    row = r"step 20 +75.0 ±25.0 +\+50.0 ±28.9 +(\S+) +25.0 +25.0 +10"
+    (chance,) = re.findall(row, out)
     assert float(chance) == pytest.approx(0.5, abs=0.02)
     pictures = {path.name for path in (run / "report").glob("*.png")}
-    assert {name for name in pictures if f"({name})" in text} == pictures
     assert {"accuracy.png", "reward.png", "templates.png", "step_time.png"} <= pictures
     assert (run / "report" / "accuracy.csv").read_text().splitlines() == [
         "panel,unit,curve,training step,value,standard error",
@@ -176,9 +172,8 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "Accuracy on held-out questions,percent right,toy,20,75,25",
     ]
     source = (run / "report" / "index.html").read_text()
-    assert "hunter2" not in source + text and "max_tokens: 5" in source
-    assert ATTACK[:20] not in text
-    assert "### By template" in text and "### Which text" not in text  # no table without rows
+    assert "hunter2" not in source and "max_tokens: 5" in source
+    assert ">By template</h3>" in source and ">Which text" not in source  # no table without rows
 
 
 def test_model_text_stays_text_in_the_page(run: Path) -> None:
@@ -197,21 +192,17 @@ def test_model_text_stays_text_in_the_page(run: Path) -> None:
 
 def test_missing_data_becomes_a_note(run: Path, tmp_path: Path) -> None:
     notes = "\n".join(build([run])[0].notes)
-    for title in ("Zero-variance groups", "Response length", "Optimization"):
-        assert f"no picture of {title!r}" in notes
-    assert "'Reward'" not in notes
+    assert "no picture of 'Response length'" in notes and "'Reward'" not in notes
     (run / "eval").rename(tmp_path / "gone")
-    assert any("python -m eval.sweep" in note for note in build([run])[0].notes)
-    assert summary(collect(run))["checkpoints"] == []
-    assert tables.checkpoints_of_all([collect(run)]) == []
-    assert "is the result" not in tables.chosen(collect(run))
+    (data,) = build([run])
+    assert any("python -m eval.sweep" in note for note in data.notes)
+    assert summary(data)["checkpoints"] == [] == tables.checkpoints_of_all([data])
     (tmp_path / "gone").rename(run / "eval")
     for name in ("metrics.jsonl", "environment.json", "config.yaml"):
         (run / name).unlink()
-    notes = "\n".join(build([run])[0].notes)
-    assert "no training curves" in notes and "config.yaml" in notes
-    assert summary(collect(run))["optimizer_steps"] is None
-    assert dangers((run / "report" / "index.html").read_text()) == []
+    (data,) = build([run])
+    assert "no training curves" in "\n".join(data.notes)
+    assert summary(data)["optimizer_steps"] is None
     assert main([str(tmp_path)]) == 1  # neither scores nor metrics
 
 
@@ -232,24 +223,6 @@ def test_averages_are_over_the_questions_of_the_benchmarks_of_all_checkpoints(ru
     assert row[1:4] == ["75.0 ±25.0", "0.0 [0.0, 65.8]", "37.5 ±12.5"]  # benchmarks are strata
 
 
-def test_scores_of_two_graders_are_rejected(run: Path) -> None:
-    path = run / "eval" / "s" / "step_0" / "scores.json"
-    path.write_text(path.read_text().replace(VERSION, "0" * 16))
-    with pytest.raises(EvaluationError, match=r"eval\.score"):
-        collect(run)
-
-
-# ------------------------------------------------------------------------- figures
-
-
-def test_pictures_are_deterministic_and_show_the_data(run: Path) -> None:
-    first = charts.png(figures.accuracy_by_step([collect(run)]))
-    assert charts.png(figures.accuracy_by_step([collect(run)])) == first
-    write_eval(run, 30, {"toy": [[1], [1], [1], [1]]})
-    assert charts.png(figures.accuracy_by_step([collect(run)])) != first
-    assert charts.running_mean([1.0, 2.0, 6.0, 3.0], 3).tolist() == [1.5, 3.0, 11 / 3, 4.5]
-
-
 # ------------------------------------------------------------------------- answers
 
 
@@ -260,15 +233,12 @@ def test_every_sample_is_in_the_page(run: Path) -> None:
     page = page_of(run)
     index, blocks = page.data("sample-index"), page.blocks()
     assert index["checkpoints"] == [{"run": run.name, "step": s} for s in (0, 20)]
-    assert [(q["b"], q["t"]) for q in index["questions"]] == [
-        ("a", "question 0"), ("a", "question 1"), ("b", "question 0"),
-    ]  # fmt: skip
+    assert [q["b"] + q["t"][-1] for q in index["questions"]] == ["a0", "a1", "b0"]
     samples = [sample for question in index["questions"] for sample in question["s"]]
     assert [sample[:2] for sample in samples] == [[0, 0], [0, 1], [1, 0], [1, 1]] * 3
     right = [index["statuses"][status] == "correct" for _, _, status, _ in samples]
     assert right == [True, False, True, True, True, True, True, True, False, False, True, False]
     assert [len(blocks[str(q)]["r"]) for q in range(3)] == [4, 4, 4]
-    assert blocks["2"]["p"] == ["question 0\n"]
 
 
 def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
@@ -278,7 +248,6 @@ def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: 
     found = rollouts(run)
     # The status "correct" repeats the verdict.
     assert {r["correct"]: r["facts"] for r in found[:2]} == {True: [], False: [("status", "echo")]}
-    assert found[0]["preview"] == "one two"
     assert [(r["step"], r["correct"]) for r in found[2:]] == [(20, False), (20, True)]
     assert visible("a" * 10, limit=4) == "aaaa\n... and 6 more characters"
     assert visible("\x1b[31mred\u2066\n") == "\\u001b[31mred\\u2066\n"
@@ -323,7 +292,6 @@ def test_differing_configuration_without_secrets(run: Path, other: Path) -> None
 def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     assert tables.expected_tables([collect(run)], None) == []
     (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: Qwen/Qwen2.5-Math-1.5B}}")
-    assert tables.expected_tables([collect(run)], None) == []  # no benchmark in common
     shutil.rmtree(run / "eval")
     write_eval(run, 0, {"amc": [[1, 0], [1, 1]]})
     ((title, table),) = tables.expected_tables([collect(run)], None)
@@ -340,17 +308,8 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
     assert "2602.03190" in title and table[0] == ["", *names]
     assert table[1] == ["start model", "16.7", "43.4", "61.8", "15.1", "28.4"]
     assert table[-1] == ["ours: my <run>, step 0", "-", "75.0 ±25.0", "-", "-", "-"]
-    ((_, table),) = [
-        t for t in tables.expected_tables([collect(run)], "ta_grpo-4b") if "pass@32" in t[0]
-    ]
+    *_, (_, table) = tables.expected_tables([collect(run)], "ta_grpo-4b")
     assert table[-1][1:] == ["-"] * 6  # two samples have no pass@32
-    write_eval(run, 0, {"aime24": [[1, 0], [0, 0]]})
-    ((title, table),) = [
-        t for t in tables.expected_tables([collect(run)], "nemo_rl-r1-1.5b") if "NeMo" in t[0]
-    ]
-    assert "at 7ea279a" in title and [row[-1] for row in table] == [
-        *("aime24", "24.0", "28.3", "32.7", "34.0", "25.0 ±25.0")
-    ]
     with pytest.raises(EvaluationError, match="nobody"):
         tables.expected_tables([collect(run)], "nobody")
 
@@ -359,10 +318,6 @@ def test_published_numbers_beside_a_run_of_the_same_model(run: Path) -> None:
 
 
 def test_cells() -> None:
-    table = [["name", "x|y"], ["long name", "1"]]
-    assert tables.markdown_table(table) == "| name | x\\|y |\n|---|---|\n| long name | 1 |"
-    assert tables.share(None) == "-"
-    assert tables.share(Estimate(accuracy=0.5, standard_error=None, questions=1)) == "50.0"
     # Wilson: z^2 / (30 + z^2) = 11.4 %, where the standard error is 0.
     zero = Estimate(accuracy=0.0, standard_error=0.0, questions=30)
     assert tables.share(zero) == "0.0 [0.0, 11.4]"
@@ -397,7 +352,6 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
     ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
     assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0]}
-    assert (run / "report" / "validation.png").exists()
     values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
     assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
     ((steps, rates),) = values["actor/lr"]
@@ -428,7 +382,6 @@ def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
     ]
     shown = dict(tables.environment_table(collect(run)))
     assert token not in str(shown) and (shown["commit"], shown["host cores"]) == (COMMIT, "2")
-    assert list(shown) == ["command", "resumed", "commit", "uncommitted_changes", "host cores"]
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,9 @@ def test_grading_again_uses_the_stored_responses(
     assert entry["status_rates"] == dict.fromkeys(statuses, 0.25)
     grades = read_lines(scored.benchmark("toy").grades)
     assert grades[0] == {"grader": VERSION, "model": MODEL}
-    assert [line["extracted"] for line in grades[1:]] == ["1", "7", None]
     assert main([str(tmp_path)]) == 0
     assert "accuracy 0.2500" in capsys.readouterr().out
     assert read_json(scored.scores)["benchmarks"]["toy"] == entry
-    (tmp_path / "none").mkdir()
-    assert main([str(tmp_path / "none")]) == 1
 
 
 @pytest.mark.parametrize(

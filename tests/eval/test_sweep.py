@@ -1,10 +1,8 @@
 """The command, its checkpoints and settings: rejected options, shared work, exports."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,12 +35,9 @@ def run(model: Path, tmp_path: Path, make_benchmark: Callable[..., LoadedBenchma
         target = folder / "hf" / f"step_{step}"
         shutil.copytree(model, target)
         (target / "model.safetensors").write_bytes(b"weights %d" % step)
-        files = digests(list(target.iterdir()), target)
-        write_json(target / "manifest.json", {"step": step, "files": files})
+        finish(target, step)
     listed = ", ".join(f"{{name: {b.name}, path: {b.path}, samples: 1}}" for b in made)
-    (folder / "config.yaml").write_text(
-        f"eval: {{max_tokens: 8, benchmarks: [{listed}]}}\ntrainer: {{total_training_steps: 3}}\n"
-    )
+    (folder / "config.yaml").write_text(f"eval: {{max_tokens: 8, benchmarks: [{listed}]}}\n")
     return folder
 
 
@@ -82,17 +77,6 @@ def test_items_of_another_worker_are_skipped(
     assert set(scores(run, 2)["benchmarks"]) == {"toy", "other"}
 
 
-@pytest.mark.parametrize(("task", "first"), [("1", 2), ("", 1)])
-def test_the_tasks_of_an_array_start_at_different_checkpoints(
-    run: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, task: str, first: int
-) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", task and "3")
-    assert sweep.main([str(run)]) == 0
-    assert engine.models[0].endswith(f"step_{first}")
-    assert len(engine.requests) == 15  # every task does what is left
-
-
 def test_a_damaged_export_is_found_before_an_engine_starts(
     run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +93,6 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
         ([], 2, "--model"),
         (["RUN", "--tensor-parallel", "4"], 1, "--tensor-parallel 4"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
-        (["RUN", "--template-of", "nothing=x"], 1, "nothing is no benchmark of"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
     ],
@@ -143,10 +126,9 @@ def test_a_preset_overrides_the_run_and_options_override_the_preset(
 def test_dry_run_prints_settings_and_first_prompts(
     run: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep.main([str(run), "--dry-run", "--template-of", "other=open-r1"]) == 0
+    assert sweep.main([str(run), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    for text in ("max_tokens: 8", "toy: 3 questions x 1", "other: what is 0 + 1?"):
-        assert text in out
+    assert "max_tokens: 8" in out and "other: what is 0 + 1?" in out
     assert engine.starts == 0 and not list(run.glob("eval/**/*"))
 
 
@@ -158,51 +140,22 @@ def test_models_are_evaluated_side_by_side_if_their_names_differ(
     command = [f"--benchmark=toy={tmp_path / 'toy.parquet'}", "--out", str(tmp_path / "out")]
     assert sweep.main([*command, *models]) == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").glob("*/*/scores.json")}
-    assert sorted(path.parent.name for path in before) == ["step_1", "step_2"]
     same_name = shutil.copytree(run / "hf" / "step_2", tmp_path / "another_run" / "step_1")
     assert sweep.main([*command, f"--model={same_name}"]) == 1
     assert "another model named step_1" in capsys.readouterr().err
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_watch_evaluates_each_export_until_the_last_step(
-    run: Path,
-    engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    later = run / "hf" / "step_3"
-    later.rename(run / "not_yet")
-    waited = []
-
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 2:
-            (run / "not_yet").rename(later)
-
-    exported: list[list[str]] = []
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=wait))
-    export = SimpleNamespace(run=lambda command, **_: exported.append(command))
-    monkeypatch.setattr(sweep, "subprocess", export)
-    assert sweep.main([str(run), "--watch"]) == 0
-    assert len(waited) == 2 and engine.starts == 1
-    assert capsys.readouterr().out.count("; the training is stopped. Its command continues") == 1
-    assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
-    assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3
-
-
 # ------------------------------------------------------------------------- checkpoints
 # Which exports are finished, and that they are the exported files.
 
 
-FILES = {
-    "config.json": b"{}",
-    "model.safetensors": b"weights",
-    "tokenizer.json": b"tokens",
-    "tokenizer_config.json": b"{}",
-    "chat_template.jinja": b"chat",
-    "generation_config.json": b'{"eos_token_id": 1}',
-}
+FILES = {"config.json": b"{}", "tokenizer.json": b"tokens", "chat_template.jinja": b"chat"}
+
+
+def finish(folder: Path, step: int) -> None:
+    files = digests(list(folder.iterdir()), folder)
+    write_json(folder / "manifest.json", {"step": step, "files": files})
 
 
 def export(run: Path, step: int, *, done: bool = True, weights: bytes = b"weights") -> Path:
@@ -211,8 +164,7 @@ def export(run: Path, step: int, *, done: bool = True, weights: bytes = b"weight
     for name, content in {**FILES, "model.safetensors": weights}.items():
         (folder / name).write_bytes(content)
     if done:
-        files = digests(list(folder.iterdir()), folder)
-        write_json(folder / "manifest.json", {"step": step, "files": files})
+        finish(folder, step)
     return folder
 
 
@@ -239,9 +191,6 @@ def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
     assert result[2].identity == {"model": "some/model"}  # a hub id has no files to verify
     for checkpoint in result:
         verify(checkpoint)
-    (model / "tokenizer.json").unlink()
-    with pytest.raises(EvaluationError, match=r"step_0: .*tokenizer\.json is missing"):
-        verify(result[0])
 
 
 def test_other_weights_have_another_identity(tmp_path: Path) -> None:
@@ -249,19 +198,13 @@ def test_other_weights_have_another_identity(tmp_path: Path) -> None:
     changed = from_model(str(export(tmp_path / "c", 1, weights=b"v")))
     first, same = (from_model(str(folder)) for folder in folders.values())
     assert first.files == same.files and first.identity == same.identity != changed.identity
-    assert find(tmp_path / "a")[0].identity == find(tmp_path / "b")[0].identity
+    (folders["b"] / "model.safetensors").unlink()
+    with pytest.raises(EvaluationError, match=rf"--model={folders['b']}: .*no weights"):
+        from_model(str(folders["b"]))
 
 
-def test_a_model_without_weights_is_rejected(tmp_path: Path) -> None:
-    folder = export(tmp_path, 1)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(EvaluationError, match=rf"--model={folder}: .*no weights"):
-        from_model(str(folder))
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "chat_template.jinja"])
-def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) -> None:
-    folder = export(tmp_path, 10)
+def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path) -> None:
+    folder, name = export(tmp_path, 10), "chat_template.jinja"
     (checkpoint,) = find(tmp_path)
     verify(checkpoint)
     (folder / name).unlink()
@@ -271,8 +214,6 @@ def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) 
     with pytest.raises(EvaluationError, match=f"{name} has changed"):
         verify(checkpoint)
     (folder / name).write_bytes(FILES[name])
-    (folder / "notes.md").write_text("no model reads this")
-    verify(checkpoint)
     (folder / "special_tokens_map.json").write_text("{}")
     with pytest.raises(EvaluationError, match=r"special_tokens_map\.json was added"):
         verify(checkpoint)
@@ -282,21 +223,15 @@ def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path, name: str) 
 # Settings of an evaluation: their sources, and which of them make two evaluations differ.
 
 
-def write_config(run: Path, text: str) -> Path:
-    (run / "config.yaml").write_text(text)
-    return run
-
-
 def test_settings_come_from_the_run(tmp_path: Path) -> None:
-    run = write_config(
-        tmp_path,
+    (tmp_path / "config.yaml").write_text(
         "recipe: {augment: {bank: my.yaml}}\n"
         "eval: {template: open-r1, temperature: 0.6, max_tokens: 64, max_model_len: null,\n"
-        "  benchmarks: [{name: toy, path: t.parquet, samples: 4}]}\n",
+        "  benchmarks: [{name: toy, path: t.parquet, samples: 4}]}\n"
     )
     request = BenchmarkRequest(name="toy", path="t.parquet", samples=4)
     given = {"template": "open-r1", "bank": "my.yaml", "temperature": 0.6, "max_tokens": 64}
-    assert from_run(run) == Settings(benchmarks=(request,), **given)
+    assert from_run(tmp_path) == Settings(benchmarks=(request,), **given)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +261,6 @@ def test_settings_of_the_machine_are_not_compared_but_the_template_is() -> None:
     changed = template.model_copy(update={"system": "Something else."})
     result = differences(old, shared_identity(first, changed))
     assert [line.split(":")[0] for line in result] == ["template_sha256"]
-    json.dumps(old)  # must be storable
 
 
 def test_stops_and_the_system_prompt_become_part_of_every_template() -> None:
