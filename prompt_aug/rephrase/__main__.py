@@ -1,4 +1,4 @@
-"""Rephrase questions: request candidates, check, solve and judge them, choose.
+"""Rephrase questions: request candidates, check and solve them, choose.
 
     python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3 --most 12
 
@@ -57,7 +57,6 @@ def build_parser(description: str) -> ArgumentParser:
     add("--solve-url", help="its endpoint (default: --base-url)")
     add("--answers", type=int, default=4, help="answers to each candidate and question")
     add("--agree", type=int, default=3, help="right answers that accept a candidate")
-    add("--judge", metavar="MODEL", help="compares the texts where no solver decided")
     add("--take-doubtful", action="store_true", help="use candidates that only the checks doubt")
     return parser
 
@@ -77,7 +76,7 @@ def validate(options: Namespace) -> None:
         (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
         (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
         (not (o.offline or o.source or o.model), "--model: missing. Name it, or use --from=FILE."),
-        (o.offline and (o.solve or o.judge), "--offline: no requests. Remove --solve and --judge."),
+        (bool(o.offline and o.solve), "--offline: no requests. Remove --solve."),
     ):
         if wrong:
             raise UsageError(why)
@@ -109,7 +108,7 @@ def say_estimates(pipeline: Run) -> int:
         print(f"{name}: {spending}")
     answers = len(pipeline.model.store.answers)
     source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"
-    print(f"expected by tokens and acceptance {source}; --solve and --judge are not included")
+    print(f"expected by tokens and acceptance {source}; --solve is not included")
     return 0
 
 
@@ -121,7 +120,7 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
     if short := sum(count for n, count in report["rephrasings"].items() if int(n) < options.n):
         print(
             f"{short} questions have fewer than {options.n} rephrasings. Raise --most, or decide "
-            "doubtful candidates with --solve or --judge."
+            "doubtful candidates with --solve."
         )
     print(f"spent: {pipeline.budget.spent}\nwrote {options.out}")
 

@@ -4,7 +4,6 @@ The choice is greedy: the next candidate is the one with the largest distance to
 before it, which is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,6 @@ from prompt_aug.rephrase.checks import (
 from prompt_aug.rephrase.reading import read
 from prompt_aug.rephrase.stage import RephraseError
 
-MODELS = ("solver", "judge")
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
 _LABEL = (
     r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
@@ -50,15 +48,11 @@ class Candidate:
     verdict: Verdict
     reasons: tuple[Reason, ...]
     source: dict[str, Any] = field(default_factory=dict)
-    path: str = "checks"  # what decided: checks, solver or judge
+    path: str = "checks"  # what decided: checks or solver
 
     @property
-    def doubted_by_a_model(self) -> bool:
-        return any(reason.filter in MODELS for reason in self.reasons)
-
-    def doubted(self, reason: Reason) -> "Candidate":
-        reasons = (*self.reasons, reason)
-        return replace(self, reasons=reasons, verdict=verdict_of(reasons), path=reason.filter)
+    def doubted_by_the_solver(self) -> bool:
+        return any(reason.filter == "solver" for reason in self.reasons)
 
 
 def clean(response: str) -> str:
@@ -90,10 +84,10 @@ def check_answers(
 
 
 def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """Return candidates with a verdict in `take` that no model doubted, each text once."""
+    """Return candidates with a verdict in `take` that the solver did not doubt, each text once."""
     distinct: dict[str, Candidate] = {}
     for candidate in candidates:
-        doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model
+        doubted = candidate.verdict == "doubtful" and candidate.doubted_by_the_solver
         if candidate.verdict in take and not doubted:
             distinct.setdefault(normalise(candidate.text), candidate)
     return list(distinct.values())
@@ -164,14 +158,12 @@ def choose(question: str, candidates: Sequence[str], count: int) -> list[int]:
     return ranked
 
 
-# ------------------------------------------------------------------------- verdicts of models
+# ------------------------------------------------------------------------- verdicts of the solver
 # m of k right answers of a solver accept a candidate, because another problem rarely has the same
 # answer. m of k equal wrong answers make it doubtful, unless the question gets that answer, too.
 # Otherwise the verdict of the checks stays. Agreement therefore favors easy questions.
 
 MOST_CLASSES = 8  # different wrong answers compared with one another; the others are ignored
-FIELDS = ("same_unknown", "same_conditions", "same_answer")
-_OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
 
 
 class Answers(NamedTuple):
@@ -212,31 +204,6 @@ def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> 
     usual = own.wrong[0][0] if own.wrong and own.wrong[0][1] >= own.right else None
     if count >= max(agree, 2) and not (usual is not None and _same(usual, name)):
         detail = f"{count} of {answers.responses} responses answer {name[:40]!r}"
-        return candidate.doubted(doubt("solver", detail))
+        reasons = (*candidate.reasons, doubt("solver", detail))
+        return replace(candidate, reasons=reasons, verdict="doubtful", path="solver")
     return candidate
-
-
-def judged(candidate: Candidate, response: str) -> Candidate:
-    """Apply a judge's response to a doubtful candidate."""
-    judgment = read_judgment(response)
-    if judgment is None:
-        return candidate.doubted(doubt("judge", f"no verdict in {response.strip()[:80]!r}"))
-    candidate = replace(candidate, source=candidate.source | {"judge": judgment})
-    if denied := [name for name in FIELDS if not judgment[name]]:
-        detail = f"not {', '.join(denied)}: {judgment['difference']}"
-        return candidate.doubted(doubt("judge", detail[:300]))
-    return replace(candidate, verdict="accept", path="judge")
-
-
-def read_judgment(response: str) -> dict[str, Any] | None:
-    """Return the fields of the last JSON object that has them all as booleans."""
-    for text in reversed(_OBJECT.findall(response.rpartition("</think>")[2])):
-        try:
-            judgment = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if all(isinstance(judgment.get(name), bool) for name in FIELDS):
-            return {n: judgment[n] for n in FIELDS} | {
-                "difference": str(judgment.get("difference", ""))
-            }
-    return None

@@ -1,4 +1,4 @@
-"""The pipeline: request candidates until there are enough, check, solve and judge them, choose.
+"""The pipeline: request candidates until there are enough, check and solve them, choose.
 
 OUT.parquet                  what `recipe.train` reads: extra_info.rephrasings, by rank
 OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, rank
@@ -26,7 +26,6 @@ from prompt_aug.rephrase.candidates import (
     answers_of,
     check_answers,
     choose,
-    judged,
     read_candidates,
     rule_responses,
     solved,
@@ -64,30 +63,19 @@ class Run:
         url, solve_url = options.base_url, options.solve_url
         self.model = self._stage("candidates", "", options.model, url, options.prompt)
         self.solver = self._stage("solver", "solved", options.solve, solve_url, "solve")
-        self.judge = self._stage("judge", "judged", options.judge, url, "judge", temperature=0.0)
-        stages = (self.model, self.solver, self.judge)
-        named = [stage for stage in stages if stage.sampling.model]
-        spent = Spending()
-        for stage in named:
-            spent = spent.plus(stage.store.spent)
+        spent = self.model.store.spent.plus(self.solver.store.spent)
         self.budget = Budget(options.max_requests, options.max_total_tokens, spent)
         questions = [] if options.source or options.offline else self.questions
         self.requests = [self.model.request(q.uid, q.text, samples=0) for q in questions]
         self.request_more({})
 
     def _stage(
-        self,
-        title: str,
-        folder: str,
-        model: str | None,
-        url: str | None,
-        prompt: str,
-        temperature: float = 1.0,
+        self, title: str, folder: str, model: str | None, url: str | None, prompt: str
     ) -> Stage:
         """Return a stage whose responses are in this folder of OUT.work; without `model` unused."""
         at = endpoint(self.options, url)
         tokens = self.options.answer_tokens
-        sampling = Sampling(model or "", temperature=temperature, max_tokens=tokens)
+        sampling = Sampling(model or "", max_tokens=tokens)
         folder_path = self.options.work / folder
         return Stage(title, folder_path, at, load_prompt(prompt), sampling)
 
@@ -142,7 +130,7 @@ class Run:
         self.errors += stage.store.failed(lost)
 
     def decide(self, responses: Responses) -> None:
-        """Check, solve and judge the candidates of these questions."""
+        """Check and solve the candidates of these questions."""
         questions = [q for q in self.questions if responses.get(q.uid)]
         for question in questions:
             self.listed[question.uid] = check_answers(
@@ -150,8 +138,6 @@ class Run:
             )
         if self.options.solve:
             self._solve(questions)
-        if self.options.judge:
-            self._judge(questions)
 
     def _solve(self, questions: Sequence[Question]) -> None:
         """Apply the solver's answers to what the checks did not reject."""
@@ -174,22 +160,6 @@ class Run:
             self.listed[uid] = [
                 c if c.verdict == "reject" else solved(c, first, graded[uid, c.text], agree)
                 for c in self.listed[uid]
-            ]
-
-    def _judge(self, questions: Sequence[Question]) -> None:
-        """Apply the judge's verdicts to candidates that only the checks found doubtful."""
-        requests = {
-            (question.uid, c.text): self.judge.request(question.uid, question.text, c.text)
-            for question in questions
-            for c in self.listed[question.uid]
-            if c.verdict == "doubtful" and not c.doubted_by_a_model
-        }
-        self.send(self.judge, requests.values())
-        judgments = {place: self.judge.store.responses(r) for place, r in requests.items()}
-        for question in questions:
-            self.listed[question.uid] = [
-                judged(c, texts[0]) if (texts := judgments.get((c.uid, c.text))) else c
-                for c in self.listed[question.uid]
             ]
 
     def finish(self) -> dict[str, Any]:

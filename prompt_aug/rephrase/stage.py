@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import re
 import signal
 import sys
 import time
@@ -113,7 +112,7 @@ class Store:
         )
 
 
-SLOT, CANDIDATE = "{question}", "{candidate}"
+SLOT = "{question}"
 
 
 class RephraseError(UserError, ValueError):
@@ -130,11 +129,9 @@ class Prompt:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def messages(self, question: str, candidate: str = "") -> list[dict[str, str]]:
-        """Return the chat with the texts in their slots, in one pass: a text may hold a slot."""
-        texts = {SLOT: question, CANDIDATE: candidate}
-        parts = re.split(f"({re.escape(SLOT)}|{re.escape(CANDIDATE)})", self.text)
-        return [{"role": "user", "content": "".join(texts.get(part, part) for part in parts)}]
+    def messages(self, question: str) -> list[dict[str, str]]:
+        """Return the chat with the question in its slot."""
+        return [{"role": "user", "content": self.text.replace(SLOT, question)}]
 
 
 def load_prompt(name: str) -> Prompt:
@@ -161,9 +158,9 @@ class Stage:
         self.title, self.store, self.endpoint = title, Store(folder), endpoint
         self.prompt, self.sampling = prompt, sampling
 
-    def request(self, uid: str, text: str, candidate: str = "", *, samples: int = 1) -> Request:
-        """Return the request for `samples` responses to the prompt with these texts."""
-        messages, parameters = self.prompt.messages(text, candidate), self.sampling._asdict()
+    def request(self, uid: str, text: str, samples: int) -> Request:
+        """Return the request for `samples` responses to the prompt with this text."""
+        messages, parameters = self.prompt.messages(text), self.sampling._asdict()
         content = json.dumps([parameters.pop("model"), messages, parameters], sort_keys=True)
         return Request(hashlib.sha256(content.encode()).hexdigest()[:32], uid, messages, samples)
 

@@ -1,6 +1,5 @@
 """The command from questions to rephrasings, against a scripted endpoint."""
 
-import json
 import random
 import re
 import signal
@@ -103,16 +102,11 @@ def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_pat
 
 
 def arithmetic(number: int, body: dict[str, Any]) -> Reply:
-    """Rephrase, solve and judge: the sum of the numbers, and a judge that denies other numbers."""
+    """Rephrase and solve: the answer is the sum of the numbers."""
     prompt = body["messages"][0]["content"]
     if "boxed" in prompt:
         total = sum(int(word) for word in re.findall(r"\d+", prompt))
         return Reply(chat([f"\\boxed{{{total}}}"] * body["n"]))
-    if "same_unknown" in prompt:
-        question, candidate = prompt.split("Problem: ")[1].split("Rephrasing: ")
-        same = sorted(re.findall(r"\d+", question)) == sorted(re.findall(r"\d+", candidate))
-        fields = dict.fromkeys(("same_unknown", "same_conditions", "same_answer"), same)
-        return Reply(chat([json.dumps(fields | {"difference": "a number"})]))
     return rephrase(number, body)
 
 
