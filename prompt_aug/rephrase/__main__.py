@@ -40,7 +40,6 @@ def build_parser(description: str) -> ArgumentParser:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests and tokens")
     mode.add_argument("--offline", action="store_true", help="toy world: rules instead of a model")
-    mode.add_argument("--from", dest="source", type=Path, help="read candidates from this file")
     add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
@@ -57,7 +56,6 @@ def build_parser(description: str) -> ArgumentParser:
     add("--solve-url", help="its endpoint (default: --base-url)")
     add("--answers", type=int, default=4, help="answers to each candidate and question")
     add("--agree", type=int, default=3, help="right answers that accept a candidate")
-    add("--take-doubtful", action="store_true", help="use candidates that only the checks doubt")
     return parser
 
 
@@ -75,7 +73,7 @@ def validate(options: Namespace) -> None:
         (not o.timeout > 0, f"--timeout={o.timeout}: not above 0. Use 300."),
         (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
         (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
-        (not (o.offline or o.source or o.model), "--model: missing. Name it, or use --from=FILE."),
+        (not (o.offline or o.model), "--model: missing. Name it."),
         (bool(o.offline and o.solve), "--offline: no requests. Remove --solve."),
     ):
         if wrong:

@@ -1,21 +1,20 @@
-r"""Candidates: raw responses of a model, a file or the toy world's rules; checked, then chosen.
+r"""Candidates: raw responses of a model or the toy world's rules; checked, then chosen.
 
 The choice is greedy: the next candidate is the one with the largest distance to the nearest text
 before it, which is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from prompt_aug.base.files import iter_lines
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.filters import OVERLAP_LIMIT, OverlapIndex
-from prompt_aug.questions import Question, normalise, read_parquet
+from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.checks import (
     Reason,
     Verdict,
@@ -27,7 +26,6 @@ from prompt_aug.rephrase.checks import (
     verdict_of,
 )
 from prompt_aug.rephrase.reading import read
-from prompt_aug.rephrase.stage import RephraseError
 
 NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
 _LABEL = (
@@ -49,10 +47,6 @@ class Candidate:
     reasons: tuple[Reason, ...]
     source: dict[str, Any] = field(default_factory=dict)
     path: str = "checks"  # what decided: checks or solver
-
-    @property
-    def doubted_by_the_solver(self) -> bool:
-        return any(reason.filter == "solver" for reason in self.reasons)
 
 
 def clean(response: str) -> str:
@@ -83,43 +77,13 @@ def check_answers(
     return checked
 
 
-def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """Return candidates with a verdict in `take` that the solver did not doubt, each text once."""
+def accepted(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the accepted candidates, each text once."""
     distinct: dict[str, Candidate] = {}
     for candidate in candidates:
-        doubted = candidate.verdict == "doubtful" and candidate.doubted_by_the_solver
-        if candidate.verdict in take and not doubted:
+        if candidate.verdict == "accept":
             distinct.setdefault(normalise(candidate.text), candidate)
     return list(distinct.values())
-
-
-def read_candidates(path: Path, questions: Sequence[Question]) -> dict[str, list[Response]]:
-    """Return the candidates of --from by uid, in the form of a model's responses."""
-    if not path.is_file():
-        raise RephraseError(f"--from={path}: no such file")
-    if path.suffix == ".parquet":
-        rows = read_parquet(path)
-        lines = [{"question": q.text, "rephrasings": q.rephrasings} for q in rows]
-    else:
-        lines = list(iter_lines(path))
-    uids = {normalise(question.text): question.uid for question in questions}
-    listed: dict[str, list[Response]] = {question.uid: [] for question in questions}
-    unknown = 0
-    for number, line in enumerate(lines, start=1):
-        texts = line.get("rephrasings", [line.get("text")])
-        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
-            why = "needs uid or question, and text or rephrasings"
-            raise RephraseError(f"--from={path}, object {number}: {why}")
-        uid = str(line.get("uid") or uids.get(normalise(str(line.get("question")))))
-        for text in texts if uid in listed else ():
-            listed[uid].append({"text": text, "model": path.name, "sample": len(listed[uid])})
-        unknown += uid not in listed
-    print(
-        f"--from: {sum(map(len, listed.values()))} candidates; {unknown} lines of other questions"
-    )
-    if not any(listed.values()):
-        raise RephraseError(f"--from={path}: no candidate of a question of QUESTIONS")
-    return listed
 
 
 _RULES = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))

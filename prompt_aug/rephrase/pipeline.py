@@ -23,13 +23,12 @@ from prompt_aug.prepare.filters import OverlapIndex
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import (
     Candidate,
+    accepted,
     answers_of,
     check_answers,
     choose,
-    read_candidates,
     rule_responses,
     solved,
-    usable,
 )
 from prompt_aug.rephrase.stage import EndedBySignalError, Request, Sampling, Stage, load_prompt
 
@@ -56,7 +55,6 @@ class Run:
         self.questions = read_parquet(options.questions)[: options.limit]
         self.benchmarks = OverlapIndex(load_benchmarks(options.against))
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
-        self.take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
         self.stops: list[UserError] = []
         self.failed: set[str] = set()  # keys of requests that failed in this run
         self.errors = Counter[str]()  # of them
@@ -65,7 +63,7 @@ class Run:
         self.solver = self._stage("solver", "solved", options.solve, solve_url, "solve")
         spent = self.model.store.spent.plus(self.solver.store.spent)
         self.budget = Budget(options.max_requests, options.max_total_tokens, spent)
-        questions = [] if options.source or options.offline else self.questions
+        questions = [] if options.offline else self.questions
         self.requests = [self.model.request(q.uid, q.text, samples=0) for q in questions]
         self.request_more({})
 
@@ -88,23 +86,21 @@ class Run:
 
     def wanting(self) -> dict[str, int]:
         """Estimate the further candidates that each question needs, from the acceptance rate."""
-        accepted = {uid: len(usable(several, self.take)) for uid, several in self.listed.items()}
+        found = {uid: len(accepted(several)) for uid, several in self.listed.items()}
         candidates = sum(map(len, self.listed.values()))
-        share = sum(accepted.values()) / candidates if candidates else FIRST_GUESS
+        share = sum(found.values()) / candidates if candidates else FIRST_GUESS
         return {
-            r.uid: math.ceil((self.options.n - accepted[r.uid]) / max(share, LEAST_GUESS))
+            r.uid: math.ceil((self.options.n - found[r.uid]) / max(share, LEAST_GUESS))
             for r in self.requests
-            if accepted[r.uid] < self.options.n
+            if found[r.uid] < self.options.n
             and r.key not in self.failed
             and self.model.store.requested[r.key] < self.options.most
         }
 
     def responses(self) -> Responses:
-        """Return the raw responses so far, from the rules, the file or the model."""
+        """Return the raw responses so far, from the rules or the model."""
         if self.options.offline:
             return {q.uid: rule_responses(q.text, self.options.most) for q in self.questions}
-        if self.options.source:
-            return read_candidates(self.options.source, self.questions)
         return {r.uid: self.model.store.texts(r) for r in self.requests}
 
     def fill(self) -> None:
@@ -167,7 +163,7 @@ class Run:
         options, chosen = self.options, dict[str, list[Candidate]]()
         for question in self.questions:
             uid = question.uid
-            fit = usable(self.listed[uid], self.take)
+            fit = accepted(self.listed[uid])
             ranked = choose(question.text, [candidate.text for candidate in fit], options.n)
             chosen[uid] = [fit[place] for place in ranked]
         files = (options.out, beside(options.out, ".candidates.jsonl"))

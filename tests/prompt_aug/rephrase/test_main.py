@@ -27,9 +27,8 @@ FIRST = [form.format(name="Ada", a=10, b=30) for form in GOOD]  # good candidate
 def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 4)
     assert made.run(rephrase, "--n", "2") == 0
-    assert made.run(rephrase, "--n", "3", "--take-doubtful") == 0
-    assert made.sent == 4, "there are enough"
     assert made.run(rephrase, "--n", "2") == 0
+    assert made.sent == 4, "there are enough"
     before, after = made.original(), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
@@ -154,25 +153,6 @@ def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None
     assert made.run(script, *arguments, "--limit", "1") == 0
     assert made.sent == 4
     assert {len(q.rephrasings) for q in made.written()} == {3}
-
-
-def test_a_file_goes_through_the_same_checks_and_solver(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The solver adds all numbers, so the candidate that repeats some is answered wrongly."""
-    made = Pipeline(tmp_path, 2)
-    first, second = made.original()
-    vague = "Ben has 11 apples and 32 more. Of 11 and 32, how many are there now?"
-    rows = [
-        {"uid": first.uid, "text": FIRST[0]},
-        {"question": second.text, "rephrasings": ["Bob has 11 and buys 33.", vague]},
-        {"question": "another", "text": "one"},
-    ]
-    assert made.run(arithmetic, "--from", made.write("theirs.jsonl", rows), "--solve", "s") == 0
-    assert "1 lines of other questions" in capsys.readouterr().out
-    verdicts = [(c["verdict"], c["path"]) for c in made.candidates()]
-    assert verdicts == [("accept", "checks"), ("reject", "checks"), ("doubtful", "solver")]
-    assert made.manifest()["accepted_by"] == {"checks": 1}
 
 
 def test_a_failure_of_any_round_or_stage_is_named(
