@@ -27,7 +27,7 @@ from prompt_aug.rephrase.checks import (
 )
 from prompt_aug.rephrase.reading import read
 
-NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
+NOT_OF_SOURCE = ("text", "uid", "used")  # of a response
 _LABEL = (
     r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
     r"[^\w\s$\\(]{0,2}\s+"  # not the dollar of a formula

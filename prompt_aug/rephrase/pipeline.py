@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256, write_json, write_lines
 from prompt_aug.endpoint import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint
@@ -30,7 +29,7 @@ from prompt_aug.rephrase.candidates import (
     rule_responses,
     solved,
 )
-from prompt_aug.rephrase.stage import EndedBySignalError, Request, Sampling, Stage, load_prompt
+from prompt_aug.rephrase.stage import Request, Sampling, Stage, load_prompt
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
@@ -55,7 +54,7 @@ class Run:
         self.questions = read_parquet(options.questions)[: options.limit]
         self.benchmarks = OverlapIndex(load_benchmarks(options.against))
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
-        self.stops: list[UserError] = []
+        self.stops: list[BudgetError] = []
         self.failed: set[str] = set()  # keys of requests that failed in this run
         self.errors = Counter[str]()  # of them
         url, solve_url = options.base_url, options.solve_url
@@ -117,7 +116,7 @@ class Run:
             return
         try:
             stage.send(requests, self.budget)
-        except (BudgetError, EndedBySignalError) as error:
+        except BudgetError as error:
             if not self.options.partial:
                 raise
             self.stops.append(error)
@@ -175,7 +174,7 @@ class Run:
         )
         write_lines(files[1], self._records(chosen))
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-        settings["prompt_sha256"] = self.model.prompt.sha256
+        settings["prompt_sha256"] = self.model.prompt_sha256
         report = self._summary(chosen) | {"settings": settings}
         report["sha256"] = {path.name: sha256(path) for path in files}
         write_json(manifest, report)

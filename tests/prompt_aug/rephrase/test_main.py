@@ -16,7 +16,6 @@ import pytest
 from rephrase_pipeline import GOOD, Pipeline, command, rephrase, write_questions
 from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.base.files import read_lines
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.rephrase import pipeline
 from prompt_aug.rephrase.__main__ import main
@@ -176,23 +175,3 @@ def test_a_failure_of_any_round_or_stage_is_named(
     assert "times status 500" in capsys.readouterr().err
     assert len(made.written()[1].rephrasings) == 1
     assert made.run(rephrase, *more) == 0, "run again"
-
-
-@pytest.mark.config
-def test_a_signal_ends_the_run_after_what_is_in_flight(tmp_path: Path) -> None:
-    """As SLURM sends it before its limit: nothing that was sent is lost."""
-    questions, out = write_questions(tmp_path / "q.parquet", 60), tmp_path / "out.parquet"
-
-    with serving(slowly(0.2)) as endpoint:
-        process = start(command(questions, out, endpoint.url, "--concurrency", "2"))
-        while len(endpoint.bodies) < 3 and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGTERM)
-        stderr = process.communicate()[1].decode()
-        assert process.returncode == 1
-        assert "Run the same command again" in stderr
-        sent = len(endpoint.bodies)
-    answered = read_lines(tmp_path / "out.parquet.work" / "answers.jsonl")
-    assert 3 <= sent < 60
-    assert len(answered) == 5 * sent
-    assert not out.exists()
