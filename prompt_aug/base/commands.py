@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.progress import Progress
 
 DISTRIBUTION = "rlvr-recipes"
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -114,8 +115,6 @@ def run(
     `name` is the module. `interrupted` is printed after Ctrl-C: what is kept, how to continue.
     `progress=False` is for a command that prints its own progress throughout.
     """
-    from prompt_aug.base.progress import Progress  # tqdm, without which recipe.doctor works
-
     try:
         with Progress(name) if progress else contextlib.nullcontext():
             return command() or 0
