@@ -36,7 +36,6 @@ def build_parser(description: str) -> ArgumentParser:
     add("--n", type=int, default=3, help="rephrasings wanted for each question")
     add("--most", type=int, help="candidates requested for one question, at most (default: 4 n)")
     add("--limit", type=int, help="only the first so many questions")
-    add("--partial", action="store_true", help="write results even if requests failed or stopped")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests and tokens")
     mode.add_argument("--offline", action="store_true", help="toy world: rules instead of a model")
@@ -70,11 +69,9 @@ def validate(options: Namespace) -> None:
     for wrong, why in (
         (o.n > o.most, f"--most={o.most}: less than --n={o.n}"),
         (o.agree > o.answers, f"--answers={o.answers}: less than --agree={o.agree}"),
-        (not o.timeout > 0, f"--timeout={o.timeout}: not above 0. Use 300."),
         (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
         (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
         (not (o.offline or o.model), "--model: missing. Name it."),
-        (bool(o.offline and o.solve), "--offline: no requests. Remove --solve."),
     ):
         if wrong:
             raise UsageError(why)
@@ -88,15 +85,13 @@ def rephrase(options: Namespace) -> int:
         if options.dry_run:
             return say_estimates(pipeline)
         pipeline.fill()
-        errors = pipeline.errors
-        if not errors or options.partial:
-            say_results(pipeline.finish(), pipeline)
-    if pipeline.stops:
-        raise pipeline.stops[0]
-    if errors:
+        say_results(pipeline.finish(), pipeline)
+    if pipeline.stop:
+        raise pipeline.stop
+    if errors := pipeline.errors:
         reasons = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
-        how = "Run it again." if options.partial else "Run it again, or with --partial."
-        print(f"{NAME}: {errors.total()} responses failed: {reasons}. {how}", file=sys.stderr)
+        again = f"{errors.total()} responses failed: {reasons}. Run it again."
+        print(f"{NAME}: {again}", file=sys.stderr)
     return INCOMPLETE if errors else 0
 
 

@@ -40,12 +40,6 @@ def beside(out: Path, ending: str) -> Path:
     return out.with_name(out.name + ending)
 
 
-def endpoint(options: Namespace, url: str | None) -> Endpoint:
-    """Return the endpoint of a stage."""
-    url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
-    return Endpoint(base_url=url, concurrency=options.concurrency, timeout=options.timeout)
-
-
 class Run:
     """One run of the pipeline: its settings, its stages, and what is known of each question."""
 
@@ -54,12 +48,11 @@ class Run:
         self.questions = read_parquet(options.questions)[: options.limit]
         self.benchmarks = OverlapIndex(load_benchmarks(options.against))
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
-        self.stops: list[BudgetError] = []
+        self.stop: BudgetError | None = None
         self.failed: set[str] = set()  # keys of requests that failed in this run
         self.errors = Counter[str]()  # of them
-        url, solve_url = options.base_url, options.solve_url
-        self.model = self._stage("candidates", "", options.model, url, options.prompt)
-        self.solver = self._stage("solver", "solved", options.solve, solve_url, "solve")
+        self.model = self._stage("candidates", "", options.model, None, options.prompt)
+        self.solver = self._stage("solver", "solved", options.solve, options.solve_url, "solve")
         spent = self.model.store.spent.plus(self.solver.store.spent)
         self.budget = Budget(options.max_requests, options.max_total_tokens, spent)
         questions = [] if options.offline else self.questions
@@ -70,11 +63,11 @@ class Run:
         self, title: str, folder: str, model: str | None, url: str | None, prompt: str
     ) -> Stage:
         """Return a stage whose responses are in this folder of OUT.work; without `model` unused."""
-        at = endpoint(self.options, url)
-        tokens = self.options.answer_tokens
-        sampling = Sampling(model or "", max_tokens=tokens)
-        folder_path = self.options.work / folder
-        return Stage(title, folder_path, at, load_prompt(prompt), sampling)
+        o = self.options
+        url = url or o.base_url or os.environ.get("OPENAI_BASE_URL")
+        at = Endpoint(base_url=url, concurrency=o.concurrency, timeout=o.timeout)
+        sampling = Sampling(model or "", max_tokens=o.answer_tokens)
+        return Stage(title, o.work / folder, at, load_prompt(prompt), sampling)
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""
@@ -105,21 +98,19 @@ class Run:
     def fill(self) -> None:
         """Check the candidates so far, and request more until no question needs any."""
         self.decide(self.responses())
-        while (more := self.wanting()) and not self.stops:
+        while (more := self.wanting()) and not self.stop:
             self.request_more(more)
             self.send(self.model, self.requests)
             self.decide({u: several for u, several in self.responses().items() if u in more})
 
     def send(self, stage: Stage, requests: Collection[Request]) -> None:
-        """Request what is missing. With --partial a stop is kept for the end of the run."""
-        if self.options.dry_run or self.stops:  # stored responses count all the same
+        """Request what is missing. A reached budget is kept for the end of the run."""
+        if self.options.dry_run or self.stop:  # stored responses count all the same
             return
         try:
             stage.send(requests, self.budget)
         except BudgetError as error:
-            if not self.options.partial:
-                raise
-            self.stops.append(error)
+            self.stop = error
         lost = [request for request in requests if stage.store.lost(request)]
         self.failed |= {request.key for request in lost}
         self.errors += stage.store.failed(lost)
