@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from prompt_aug.questions import make_question, read_parquet, write_parquet
-from prompt_aug.rephrase import check
 from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import (
     Answers,
@@ -41,14 +40,6 @@ def test_every_question_of_the_toy_world_has_three_rephrasings(tmp_path: Path) -
             a, b = map(int, re.findall(r"\d+", text))
             assert {a, b} == set(map(int, re.findall(r"\d+", question.text)))
             assert TOY[question.text] in (a + b, abs(a - b))
-
-
-def test_a_sum_is_not_rephrased_as_a_difference() -> None:
-    for question, candidate in (
-        ("What is 74 + 38?", "Subtract 38 from 74."),
-        ("What is 74 - 38?", "Add 74 and 38."),
-    ):
-        assert check(question, candidate).verdict != "accept"
 
 
 QUESTION = "alpha beta gamma delta"

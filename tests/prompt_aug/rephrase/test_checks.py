@@ -116,6 +116,11 @@ def test_one_fault_at_a_time(
     assert all(reason.detail for reason in result.reasons)
 
 
+def test_a_sum_is_not_rephrased_as_a_difference() -> None:
+    assert check("What is 74 + 38?", "Subtract 38 from 74.").verdict == "doubtful"
+    assert check("What is 74 - 38?", "Add 74 and 38.").verdict == "doubtful"
+
+
 @pytest.mark.parametrize("case", read_lines(FOLDER / "faults.jsonl"))
 def test_what_is_a_fault_and_what_is_none(case: dict[str, str]) -> None:
     assert check(case["question"], case["good"]).reasons == ()
