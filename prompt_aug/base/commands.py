@@ -1,4 +1,4 @@
-"""Shared parts of the commands: help, ``--version``, tables, errors in one line.
+"""Shared parts of the commands: help, tables, errors in one line.
 
 An error begins with the module that was run, as in ``eval.sweep: ...``. Exit codes: 0 done, 1
 failed, 2 wrong usage, 130 interrupted.
@@ -6,7 +6,6 @@ failed, 2 wrong usage, 130 interrupted.
 
 import argparse
 import contextlib
-import importlib.metadata
 import sys
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.progress import Progress
 
-DISTRIBUTION = "rlvr-recipes"
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -48,23 +47,17 @@ def existing(value: str) -> Path:
 
 
 def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
-    """Return a parser with ``--version`` and an example, without abbreviated options.
+    """Return a parser with an example, without abbreviated options.
 
     An abbreviation could change its meaning when an option is added.
     """
-    parser = _Parser(
+    return _Parser(
         prog=prog,
         description=(description or "").replace("``", ""),
         epilog=f"example:\n  {example}",
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
-    try:
-        version = importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        version = "not installed"
-    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version}")
-    return parser
 
 
 class _Steps(argparse.Action):
@@ -114,8 +107,6 @@ def run(
     `name` is the module. `interrupted` is printed after Ctrl-C: what is kept, how to continue.
     `progress=False` is for a command that prints its own progress throughout.
     """
-    from prompt_aug.base.progress import Progress  # tqdm, without which recipe.doctor works
-
     try:
         with Progress(name) if progress else contextlib.nullcontext():
             return command() or 0

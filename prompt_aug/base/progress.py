@@ -1,15 +1,12 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line at least every 15 seconds."""
+"""Progress of long work: a line at least every 15 seconds."""
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from typing import TextIO, TypeVar
-
-from tqdm import tqdm
+from collections.abc import Collection, Iterator
+from typing import TypeVar
 
 EVERY = 15.0  # maximum seconds without a line
-BAR = "{desc}: {n_fmt}/{total_fmt} {unit} {percentage:3.0f}%|{bar:12}| left {remaining} {postfix}"
 POLL = 0.25  # seconds between two checks of the time
 T = TypeVar("T")
 _active: list["Progress"] = []  # nested stages: only the innermost prints
@@ -29,44 +26,29 @@ class Progress:
     """Context manager of one stage of a command; counts `update` calls up to `total`.
 
     A thread prints the line, so that a stage without `update` calls also reports. The estimate is
-    elapsed / done * (total - done). `out` defaults to standard error.
+    elapsed / done * (total - done).
     """
 
-    def __init__(
-        self,
-        title: str,
-        total: int | None = None,
-        unit: str = "",
-        *,
-        out: TextIO | None = None,
-        every: float = EVERY,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, title: str, total: int | None = None, unit: str = "") -> None:
         self.title, self.total, self.unit = title, total, unit
-        self.out, self.every, self.clock = out or sys.stderr, every, clock
-        self.done, self.began = 0, clock()
+        self.done, self.began = 0, time.monotonic()
         self.note = ""  # ends the line
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._speak, name="progress", daemon=True)
-        self._bar: tqdm | None = None
 
     def update(self, count: int = 1) -> None:
         """Count `count` more units as done."""
         self.done += count
-        if self._bar is not None:
-            self._bar.set_postfix_str(self.note, refresh=False)
-            self._bar.update(count)
 
     def say(self, text: str) -> None:
-        """Print a line of its own, above the bar if there is one."""
+        """Print a line of its own."""
         global _spoke
         _spoke = time.monotonic()
-        with tqdm.external_write_mode(file=self.out):
-            print(text, file=self.out, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     def line(self) -> str:
         """Return counts, time so far and, after the first unit, the time left."""
-        passed = self.clock() - self.began
+        passed = time.monotonic() - self.began
         if not self.total:
             return f"{self.title}: {duration(passed)} so far"
         parts = [f"{self.done}/{self.total} {self.unit}".rstrip(), f"{duration(passed)} so far"]
@@ -77,30 +59,17 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         _active.append(self)
-        if self.out.isatty() and self.total:
-            self._bar = tqdm(
-                total=self.total,
-                desc=self.title,
-                unit=self.unit,
-                file=self.out,
-                bar_format=BAR,
-                dynamic_ncols=True,
-            )
-        else:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         _active.remove(self)
         self._over.set()
-        if self._bar is not None:
-            self._bar.close()
-        else:
-            self._thread.join()
+        self._thread.join()
 
     def _speak(self) -> None:
-        while not self._over.wait(min(POLL, self.every)):
-            if _active[-1:] == [self] and time.monotonic() - _spoke >= self.every:
+        while not self._over.wait(POLL):
+            if _active[-1:] == [self] and time.monotonic() - _spoke >= EVERY:
                 self.say(self.line())
 
 

@@ -16,7 +16,6 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
-MOST_BYTES = 16 * 2**20  # of one reply
 EQUAL_FAILURES = 8  # in a row end the run
 FINAL = (400, 413, 422)  # the same request gets the same answer
 REFUSED, QUOTA = (401, 402, 403, 404), "insufficient_quota"  # no other request succeeds
@@ -85,8 +84,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
     """Requests to one endpoint until a stop; the HTTP client of `openai`."""
 
     def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
-        # A compressed reply could unpack to more than the memory holds.
-        super().__init__(timeout=None, headers={"accept-encoding": "identity"})
+        super().__init__(timeout=None, follow_redirects=False)
         key = os.environ.get(KEY_VARIABLE)
         if not key and endpoint.base_url is None:
             raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
@@ -147,7 +145,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
         raise Failure(line, status) from error
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send one attempt for `openai`: within the budget, a deadline and a limit of bytes.
+        """Send one attempt for `openai`, within the budget and a deadline.
 
         An attempt without a reply keeps its reservation: the server may have charged for it.
         """
@@ -158,7 +156,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
                 raise EndpointError(str(self.stopped))
             used = wanted
             async with asyncio.timeout(seconds):
-                response = await self._read(request, options)
+                response = await super().send(request, **options)
             used = self._used(response, wanted)
             return response
         except TimeoutError as error:
@@ -168,21 +166,6 @@ class Channel(openai.DefaultAsyncHttpxClient):
             raise
         finally:
             self.budget.settle(wanted, used if wanted.requests else NOTHING)
-
-    async def _read(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
-        options |= {"stream": True, "follow_redirects": False}
-        response, content = await super().send(request, **options), bytearray()
-        try:
-            if (kind := response.headers.get("content-encoding", "identity")) != "identity":
-                raise Failure(f"a reply compressed by {kind}, which was not accepted")
-            async for part in response.aiter_raw():
-                content += part
-                if len(content) > MOST_BYTES:
-                    raise Failure(f"a reply of more than {MOST_BYTES} bytes")
-        finally:
-            await response.aclose()
-        status, headers = response.status_code, response.headers
-        return httpx2.Response(status, headers=headers, content=bytes(content), request=request)
 
     def _used(self, response: httpx2.Response, wanted: Spending) -> Spending:
         """Parse a reply and return what it used, by its `usage` or the reservation."""

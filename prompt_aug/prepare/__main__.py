@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.commands import make_parser, run
-from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
 from prompt_aug.prepare.filters import (
@@ -150,7 +150,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="keep out the questions of a benchmark, as aime24; may be repeated (SPLIT: test)",
     )
     checks.add_argument("--no-benchmarks", action="store_true", help="skip decontamination")
-    add("--overlap", type=float, default=OVERLAP_LIMIT, help="share of 8-grams, in (0, 1]")
     add("--validation", type=int, metavar="N",
         help="hold N questions out, in OUT.validation.parquet, to pick checkpoints by")  # fmt: skip
     add("--allow-text", action="store_true", help="keep prose answers, which are compared as text")
@@ -162,13 +161,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check_paths(options: argparse.Namespace) -> None:
-    """Reject empty options, and an OUT that cannot be written or is an input."""
-    for key, value in vars(options).items():
-        for item in value if isinstance(value, list) else [value]:
-            if item == "" or (key == "out" and item == Path()):
-                positional = key in ("source", "out")
-                name = key.upper() if positional else f"--{key.replace('_', '-')}"
-                raise UsageError(f"{name} is empty (an unset shell variable?)")
+    """Reject an OUT that cannot be written or is an input."""
     out = options.out.resolve()
     if out.suffix != ".parquet":
         raise SourceError(f"OUT is a parquet file: {options.out} must end in .parquet")
@@ -206,8 +199,6 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
 def prepare_as(options: argparse.Namespace) -> None:
     """Read, check and write the questions."""
     check_paths(options)
-    if not 0 < options.overlap <= 1:
-        raise UsageError(f"--overlap {options.overlap} must lie in (0, 1]")
     band = checked_band(options.keep, options.pass_rates is not None)
     rates = read_pass_rates(options.pass_rates) if options.pass_rates is not None else None
     name, preset = choose(options)
@@ -226,7 +217,6 @@ def prepare_as(options: argparse.Namespace) -> None:
         columns=columns,
         source=name,
         benchmarks=benchmarks,
-        overlap_limit=options.overlap,
         allow_text=options.allow_text,
         renamed=options.name is not None or name in load_presets(),
         rates=rates,
@@ -242,7 +232,7 @@ def prepare_as(options: argparse.Namespace) -> None:
         "split": preset.split,
         "columns": columns.model_dump(mode="json", include={*Columns.model_fields}),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
-        "overlap": {"n": OVERLAP_N, "limit": options.overlap},
+        "overlap": {"n": OVERLAP_N, "limit": OVERLAP_LIMIT},
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
         **({"pass_rates": str(options.pass_rates), "keep": band} if rates is not None else {}),
     }

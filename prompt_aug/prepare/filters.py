@@ -215,8 +215,8 @@ def repeats(questions: Numbered) -> tuple[dict[int, list[int]], Refused]:
     return duplicates, refused
 
 
-def overlapping(questions: Numbered, index: OverlapIndex, limit: float) -> Refused:
-    """Return the questions whose overlap with a benchmark question is at least `limit`."""
+def overlapping(questions: Numbered, index: OverlapIndex) -> Refused:
+    """Return the questions whose overlap with a benchmark question is at least `OVERLAP_LIMIT`."""
     matches = (
         (number, index.best(question.text))
         for number, question in track(questions, "benchmark overlap", "questions")
@@ -224,7 +224,7 @@ def overlapping(questions: Numbered, index: OverlapIndex, limit: float) -> Refus
     return {
         number: f"{match.score:.2f} of question {match.index} of {match.of}"
         for number, match in matches
-        if match and match.score >= limit
+        if match and match.score >= OVERLAP_LIMIT
     }
 
 
@@ -299,7 +299,6 @@ def prepare(
     columns: Columns,
     source: str,
     benchmarks: Mapping[str, Sequence[str]],
-    overlap_limit: float = OVERLAP_LIMIT,
     allow_text: bool = False,
     renamed: bool = True,
     rates: Mapping[str, float] | None = None,
@@ -312,7 +311,7 @@ def prepare(
     repeated = {row for rows in duplicates.values() for row in rows}
     refused = {"empty": empty, "contradiction": contradictions}
     questions = _without(questions, repeated | contradictions.keys())
-    refused["benchmark_overlap"] = overlapping(questions, index, overlap_limit)
+    refused["benchmark_overlap"] = overlapping(questions, index)
     questions = _without(questions, refused["benchmark_overlap"])
     refused["ungradable"] = ungradable(questions, allow_text)
     questions = _without(questions, refused["ungradable"])

@@ -90,7 +90,7 @@ def load_rows(
     revision: str | None = None,
     files: str | None = None,
 ) -> Any:
-    """Return the rows of `source`: a ``datasets.Dataset``, or `Rows` of a text file.
+    """Return the rows of `source`: a ``datasets.Dataset``, or a list for a text file.
 
     `source` is a parquet, jsonl, json or csv file, a folder of such files, a folder of
     ``save_to_disk``, or the id of a data set on the hub (at `revision`; only its `files`, with the
@@ -154,15 +154,6 @@ def _first_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-class Rows(list[dict[str, Any]]):
-    """Rows of local files, as they stand; every row has all columns."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.features = _fields(rows)
-        self.column_names = list(self.features)
-        super().__init__({name: row.get(name) for name in self.column_names} for row in rows)
-
-
 def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of records, and for each that holds records, their fields."""
     values: dict[str, list[Any]] = {}
@@ -190,7 +181,8 @@ def from_files(names: Sequence[str | Path]) -> Any:
         return datasets.Dataset(datasets.table.InMemoryTable(table.cast(pa.schema(fields))))
     read = _csv_rows if kind == ".csv" else _json_rows
     if rows := [row for path in paths for row in read(path)]:
-        return Rows(rows)
+        known = _fields(rows)
+        return [{name: row.get(name) for name in known} for row in rows]
     raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
 
 
@@ -297,7 +289,7 @@ def column_names(rows: Any) -> list[str]:
             if isinstance(kind, Mapping):
                 yield from walk(kind, f"{prefix}{name}.")
 
-    return list(walk(rows.features, ""))
+    return list(walk(_fields(rows) if isinstance(rows, list) else rows.features, ""))
 
 
 def read_level(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Rephrase questions: request candidates, check, solve and judge them, choose.
+"""Rephrase questions: request candidates, check and solve them, choose.
 
     python -m prompt_aug.rephrase QUESTIONS.parquet OUT.parquet --model MODEL --n 3 --most 12
 
@@ -36,11 +36,9 @@ def build_parser(description: str) -> ArgumentParser:
     add("--n", type=int, default=3, help="rephrasings wanted for each question")
     add("--most", type=int, help="candidates requested for one question, at most (default: 4 n)")
     add("--limit", type=int, help="only the first so many questions")
-    add("--partial", action="store_true", help="write results even if requests failed or stopped")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help="print requests and tokens")
     mode.add_argument("--offline", action="store_true", help="toy world: rules instead of a model")
-    mode.add_argument("--from", dest="source", type=Path, help="read candidates from this file")
     add = parser.add_argument_group("model").add_argument
     add("--model", help="as the endpoint names it")
     add("--base-url", help=f"default: OpenAI's; the key is read from {KEY_VARIABLE}")
@@ -57,8 +55,6 @@ def build_parser(description: str) -> ArgumentParser:
     add("--solve-url", help="its endpoint (default: --base-url)")
     add("--answers", type=int, default=4, help="answers to each candidate and question")
     add("--agree", type=int, default=3, help="right answers that accept a candidate")
-    add("--judge", metavar="MODEL", help="compares the texts where no solver decided")
-    add("--take-doubtful", action="store_true", help="use candidates that only the checks doubt")
     return parser
 
 
@@ -73,11 +69,9 @@ def validate(options: Namespace) -> None:
     for wrong, why in (
         (o.n > o.most, f"--most={o.most}: less than --n={o.n}"),
         (o.agree > o.answers, f"--answers={o.answers}: less than --agree={o.agree}"),
-        (not o.timeout > 0, f"--timeout={o.timeout}: not above 0. Use 300."),
         (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
         (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
-        (not (o.offline or o.source or o.model), "--model: missing. Name it, or use --from=FILE."),
-        (o.offline and (o.solve or o.judge), "--offline: no requests. Remove --solve and --judge."),
+        (not (o.offline or o.model), "--model: missing. Name it."),
     ):
         if wrong:
             raise UsageError(why)
@@ -91,15 +85,13 @@ def rephrase(options: Namespace) -> int:
         if options.dry_run:
             return say_estimates(pipeline)
         pipeline.fill()
-        errors = pipeline.errors
-        if not errors or options.partial:
-            say_results(pipeline.finish(), pipeline)
-    if pipeline.stops:
-        raise pipeline.stops[0]
-    if errors:
+        say_results(pipeline.finish(), pipeline)
+    if pipeline.stop:
+        raise pipeline.stop
+    if errors := pipeline.errors:
         reasons = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
-        how = "Run it again." if options.partial else "Run it again, or with --partial."
-        print(f"{NAME}: {errors.total()} responses failed: {reasons}. {how}", file=sys.stderr)
+        again = f"{errors.total()} responses failed: {reasons}. Run it again."
+        print(f"{NAME}: {again}", file=sys.stderr)
     return INCOMPLETE if errors else 0
 
 
@@ -109,7 +101,7 @@ def say_estimates(pipeline: Run) -> int:
         print(f"{name}: {spending}")
     answers = len(pipeline.model.store.answers)
     source = f"of {answers} answers so far" if answers else "a guess: run with --limit=20 first"
-    print(f"expected by tokens and acceptance {source}; --solve and --judge are not included")
+    print(f"expected by tokens and acceptance {source}; --solve is not included")
     return 0
 
 
@@ -121,7 +113,7 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
     if short := sum(count for n, count in report["rephrasings"].items() if int(n) < options.n):
         print(
             f"{short} questions have fewer than {options.n} rephrasings. Raise --most, or decide "
-            "doubtful candidates with --solve or --judge."
+            "doubtful candidates with --solve."
         )
     print(f"spent: {pipeline.budget.spent}\nwrote {options.out}")
 

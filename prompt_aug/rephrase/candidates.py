@@ -1,22 +1,20 @@
-r"""Candidates: raw responses of a model, a file or the toy world's rules; checked, then chosen.
+r"""Candidates: raw responses of a model or the toy world's rules; checked, then chosen.
 
 The choice is greedy: the next candidate is the one with the largest distance to the nearest text
 before it, which is 1 - 2 L / (m + n), L the longest common subsequence of the tokens.
 """
 
-import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from prompt_aug.base.files import iter_lines
 from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.filters import OVERLAP_LIMIT, OverlapIndex
-from prompt_aug.questions import Question, normalise, read_parquet
+from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.checks import (
     Reason,
     Verdict,
@@ -28,10 +26,8 @@ from prompt_aug.rephrase.checks import (
     verdict_of,
 )
 from prompt_aug.rephrase.reading import read
-from prompt_aug.rephrase.stage import RephraseError
 
-MODELS = ("solver", "judge")
-NOT_OF_SOURCE = ("text", "uid", "used", "status")  # of a response
+NOT_OF_SOURCE = ("text", "uid", "used")  # of a response
 _LABEL = (
     r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
     r"[^\w\s$\\(]{0,2}\s+"  # not the dollar of a formula
@@ -50,15 +46,7 @@ class Candidate:
     verdict: Verdict
     reasons: tuple[Reason, ...]
     source: dict[str, Any] = field(default_factory=dict)
-    path: str = "checks"  # what decided: checks, solver or judge
-
-    @property
-    def doubted_by_a_model(self) -> bool:
-        return any(reason.filter in MODELS for reason in self.reasons)
-
-    def doubted(self, reason: Reason) -> "Candidate":
-        reasons = (*self.reasons, reason)
-        return replace(self, reasons=reasons, verdict=verdict_of(reasons), path=reason.filter)
+    path: str = "checks"  # what decided: checks or solver
 
 
 def clean(response: str) -> str:
@@ -89,43 +77,13 @@ def check_answers(
     return checked
 
 
-def usable(candidates: Sequence[Candidate], take: Collection[str] = ("accept",)) -> list[Candidate]:
-    """Return candidates with a verdict in `take` that no model doubted, each text once."""
+def accepted(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the accepted candidates, each text once."""
     distinct: dict[str, Candidate] = {}
     for candidate in candidates:
-        doubted = candidate.verdict == "doubtful" and candidate.doubted_by_a_model
-        if candidate.verdict in take and not doubted:
+        if candidate.verdict == "accept":
             distinct.setdefault(normalise(candidate.text), candidate)
     return list(distinct.values())
-
-
-def read_candidates(path: Path, questions: Sequence[Question]) -> dict[str, list[Response]]:
-    """Return the candidates of --from by uid, in the form of a model's responses."""
-    if not path.is_file():
-        raise RephraseError(f"--from={path}: no such file")
-    if path.suffix == ".parquet":
-        rows = read_parquet(path)
-        lines = [{"question": q.text, "rephrasings": q.rephrasings} for q in rows]
-    else:
-        lines = list(iter_lines(path))
-    uids = {normalise(question.text): question.uid for question in questions}
-    listed: dict[str, list[Response]] = {question.uid: [] for question in questions}
-    unknown = 0
-    for number, line in enumerate(lines, start=1):
-        texts = line.get("rephrasings", [line.get("text")])
-        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
-            why = "needs uid or question, and text or rephrasings"
-            raise RephraseError(f"--from={path}, object {number}: {why}")
-        uid = str(line.get("uid") or uids.get(normalise(str(line.get("question")))))
-        for text in texts if uid in listed else ():
-            listed[uid].append({"text": text, "model": path.name, "sample": len(listed[uid])})
-        unknown += uid not in listed
-    print(
-        f"--from: {sum(map(len, listed.values()))} candidates; {unknown} lines of other questions"
-    )
-    if not any(listed.values()):
-        raise RephraseError(f"--from={path}: no candidate of a question of QUESTIONS")
-    return listed
 
 
 _RULES = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
@@ -164,14 +122,12 @@ def choose(question: str, candidates: Sequence[str], count: int) -> list[int]:
     return ranked
 
 
-# ------------------------------------------------------------------------- verdicts of models
+# ------------------------------------------------------------------------- verdicts of the solver
 # m of k right answers of a solver accept a candidate, because another problem rarely has the same
 # answer. m of k equal wrong answers make it doubtful, unless the question gets that answer, too.
 # Otherwise the verdict of the checks stays. Agreement therefore favors easy questions.
 
 MOST_CLASSES = 8  # different wrong answers compared with one another; the others are ignored
-FIELDS = ("same_unknown", "same_conditions", "same_answer")
-_OBJECT = re.compile(r"\{[^{}]*\}", re.DOTALL)
 
 
 class Answers(NamedTuple):
@@ -212,31 +168,6 @@ def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> 
     usual = own.wrong[0][0] if own.wrong and own.wrong[0][1] >= own.right else None
     if count >= max(agree, 2) and not (usual is not None and _same(usual, name)):
         detail = f"{count} of {answers.responses} responses answer {name[:40]!r}"
-        return candidate.doubted(doubt("solver", detail))
+        reasons = (*candidate.reasons, doubt("solver", detail))
+        return replace(candidate, reasons=reasons, verdict="doubtful", path="solver")
     return candidate
-
-
-def judged(candidate: Candidate, response: str) -> Candidate:
-    """Apply a judge's response to a doubtful candidate."""
-    judgment = read_judgment(response)
-    if judgment is None:
-        return candidate.doubted(doubt("judge", f"no verdict in {response.strip()[:80]!r}"))
-    candidate = replace(candidate, source=candidate.source | {"judge": judgment})
-    if denied := [name for name in FIELDS if not judgment[name]]:
-        detail = f"not {', '.join(denied)}: {judgment['difference']}"
-        return candidate.doubted(doubt("judge", detail[:300]))
-    return replace(candidate, verdict="accept", path="judge")
-
-
-def read_judgment(response: str) -> dict[str, Any] | None:
-    """Return the fields of the last JSON object that has them all as booleans."""
-    for text in reversed(_OBJECT.findall(response.rpartition("</think>")[2])):
-        try:
-            judgment = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if all(isinstance(judgment.get(name), bool) for name in FIELDS):
-            return {n: judgment[n] for n in FIELDS} | {
-                "difference": str(judgment.get("difference", ""))
-            }
-    return None

@@ -1,4 +1,4 @@
-"""The pipeline: request candidates until there are enough, check, solve and judge them, choose.
+"""The pipeline: request candidates until there are enough, check and solve them, choose.
 
 OUT.parquet                  what `recipe.train` reads: extra_info.rephrasings, by rank
 OUT.parquet.candidates.jsonl every candidate: verdict, reasons, source, rank
@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256, write_json, write_lines
 from prompt_aug.endpoint import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint
@@ -23,16 +22,14 @@ from prompt_aug.prepare.filters import OverlapIndex
 from prompt_aug.questions import Question, read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import (
     Candidate,
+    accepted,
     answers_of,
     check_answers,
     choose,
-    judged,
-    read_candidates,
     rule_responses,
     solved,
-    usable,
 )
-from prompt_aug.rephrase.stage import EndedBySignalError, Request, Sampling, Stage, load_prompt
+from prompt_aug.rephrase.stage import Request, Sampling, Stage, load_prompt
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
@@ -43,12 +40,6 @@ def beside(out: Path, ending: str) -> Path:
     return out.with_name(out.name + ending)
 
 
-def endpoint(options: Namespace, url: str | None) -> Endpoint:
-    """Return the endpoint of a stage."""
-    url = url or options.base_url or os.environ.get("OPENAI_BASE_URL")
-    return Endpoint(base_url=url, concurrency=options.concurrency, timeout=options.timeout)
-
-
 class Run:
     """One run of the pipeline: its settings, its stages, and what is known of each question."""
 
@@ -57,39 +48,26 @@ class Run:
         self.questions = read_parquet(options.questions)[: options.limit]
         self.benchmarks = OverlapIndex(load_benchmarks(options.against))
         self.listed: dict[str, list[Candidate]] = {question.uid: [] for question in self.questions}
-        self.take = ("accept", "doubtful") if options.take_doubtful else ("accept",)
-        self.stops: list[UserError] = []
+        self.stop: BudgetError | None = None
         self.failed: set[str] = set()  # keys of requests that failed in this run
         self.errors = Counter[str]()  # of them
-        url, solve_url = options.base_url, options.solve_url
-        self.model = self._stage("candidates", "", options.model, url, options.prompt)
-        self.solver = self._stage("solver", "solved", options.solve, solve_url, "solve")
-        self.judge = self._stage("judge", "judged", options.judge, url, "judge", temperature=0.0)
-        stages = (self.model, self.solver, self.judge)
-        named = [stage for stage in stages if stage.sampling.model]
-        spent = Spending()
-        for stage in named:
-            spent = spent.plus(stage.store.spent)
+        self.model = self._stage("candidates", "", options.model, None, options.prompt)
+        self.solver = self._stage("solver", "solved", options.solve, options.solve_url, "solve")
+        spent = self.model.store.spent.plus(self.solver.store.spent)
         self.budget = Budget(options.max_requests, options.max_total_tokens, spent)
-        questions = [] if options.source or options.offline else self.questions
+        questions = [] if options.offline else self.questions
         self.requests = [self.model.request(q.uid, q.text, samples=0) for q in questions]
         self.request_more({})
 
     def _stage(
-        self,
-        title: str,
-        folder: str,
-        model: str | None,
-        url: str | None,
-        prompt: str,
-        temperature: float = 1.0,
+        self, title: str, folder: str, model: str | None, url: str | None, prompt: str
     ) -> Stage:
         """Return a stage whose responses are in this folder of OUT.work; without `model` unused."""
-        at = endpoint(self.options, url)
-        tokens = self.options.answer_tokens
-        sampling = Sampling(model or "", temperature=temperature, max_tokens=tokens)
-        folder_path = self.options.work / folder
-        return Stage(title, folder_path, at, load_prompt(prompt), sampling)
+        o = self.options
+        url = url or o.base_url or os.environ.get("OPENAI_BASE_URL")
+        at = Endpoint(base_url=url, concurrency=o.concurrency, timeout=o.timeout)
+        sampling = Sampling(model or "", max_tokens=o.answer_tokens)
+        return Stage(title, o.work / folder, at, load_prompt(prompt), sampling)
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""
@@ -100,49 +78,45 @@ class Run:
 
     def wanting(self) -> dict[str, int]:
         """Estimate the further candidates that each question needs, from the acceptance rate."""
-        accepted = {uid: len(usable(several, self.take)) for uid, several in self.listed.items()}
+        found = {uid: len(accepted(several)) for uid, several in self.listed.items()}
         candidates = sum(map(len, self.listed.values()))
-        share = sum(accepted.values()) / candidates if candidates else FIRST_GUESS
+        share = sum(found.values()) / candidates if candidates else FIRST_GUESS
         return {
-            r.uid: math.ceil((self.options.n - accepted[r.uid]) / max(share, LEAST_GUESS))
+            r.uid: math.ceil((self.options.n - found[r.uid]) / max(share, LEAST_GUESS))
             for r in self.requests
-            if accepted[r.uid] < self.options.n
+            if found[r.uid] < self.options.n
             and r.key not in self.failed
             and self.model.store.requested[r.key] < self.options.most
         }
 
     def responses(self) -> Responses:
-        """Return the raw responses so far, from the rules, the file or the model."""
+        """Return the raw responses so far, from the rules or the model."""
         if self.options.offline:
             return {q.uid: rule_responses(q.text, self.options.most) for q in self.questions}
-        if self.options.source:
-            return read_candidates(self.options.source, self.questions)
         return {r.uid: self.model.store.texts(r) for r in self.requests}
 
     def fill(self) -> None:
         """Check the candidates so far, and request more until no question needs any."""
         self.decide(self.responses())
-        while (more := self.wanting()) and not self.stops:
+        while (more := self.wanting()) and not self.stop:
             self.request_more(more)
             self.send(self.model, self.requests)
             self.decide({u: several for u, several in self.responses().items() if u in more})
 
     def send(self, stage: Stage, requests: Collection[Request]) -> None:
-        """Request what is missing. With --partial a stop is kept for the end of the run."""
-        if self.options.dry_run or self.stops:  # stored responses count all the same
+        """Request what is missing. A reached budget is kept for the end of the run."""
+        if self.options.dry_run or self.stop:  # stored responses count all the same
             return
         try:
             stage.send(requests, self.budget)
-        except (BudgetError, EndedBySignalError) as error:
-            if not self.options.partial:
-                raise
-            self.stops.append(error)
+        except BudgetError as error:
+            self.stop = error
         lost = [request for request in requests if stage.store.lost(request)]
         self.failed |= {request.key for request in lost}
         self.errors += stage.store.failed(lost)
 
     def decide(self, responses: Responses) -> None:
-        """Check, solve and judge the candidates of these questions."""
+        """Check and solve the candidates of these questions."""
         questions = [q for q in self.questions if responses.get(q.uid)]
         for question in questions:
             self.listed[question.uid] = check_answers(
@@ -150,8 +124,6 @@ class Run:
             )
         if self.options.solve:
             self._solve(questions)
-        if self.options.judge:
-            self._judge(questions)
 
     def _solve(self, questions: Sequence[Question]) -> None:
         """Apply the solver's answers to what the checks did not reject."""
@@ -176,28 +148,12 @@ class Run:
                 for c in self.listed[uid]
             ]
 
-    def _judge(self, questions: Sequence[Question]) -> None:
-        """Apply the judge's verdicts to candidates that only the checks found doubtful."""
-        requests = {
-            (question.uid, c.text): self.judge.request(question.uid, question.text, c.text)
-            for question in questions
-            for c in self.listed[question.uid]
-            if c.verdict == "doubtful" and not c.doubted_by_a_model
-        }
-        self.send(self.judge, requests.values())
-        judgments = {place: self.judge.store.responses(r) for place, r in requests.items()}
-        for question in questions:
-            self.listed[question.uid] = [
-                judged(c, texts[0]) if (texts := judgments.get((c.uid, c.text))) else c
-                for c in self.listed[question.uid]
-            ]
-
     def finish(self) -> dict[str, Any]:
         """Choose, and write all three files, the manifest last; return the manifest's content."""
         options, chosen = self.options, dict[str, list[Candidate]]()
         for question in self.questions:
             uid = question.uid
-            fit = usable(self.listed[uid], self.take)
+            fit = accepted(self.listed[uid])
             ranked = choose(question.text, [candidate.text for candidate in fit], options.n)
             chosen[uid] = [fit[place] for place in ranked]
         files = (options.out, beside(options.out, ".candidates.jsonl"))
@@ -209,7 +165,7 @@ class Run:
         )
         write_lines(files[1], self._records(chosen))
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-        settings["prompt_sha256"] = self.model.prompt.sha256
+        settings["prompt_sha256"] = self.model.prompt_sha256
         report = self._summary(chosen) | {"settings": settings}
         report["sha256"] = {path.name: sha256(path) for path in files}
         write_json(manifest, report)

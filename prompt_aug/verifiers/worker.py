@@ -33,7 +33,7 @@ from prompt_aug.grading.worker import (
 from prompt_aug.verifiers import KEY, LARGEST, REMEDY
 
 PR_SET_CHILD_SUBREAPER = 36
-MOST_PARTS, LONGEST_NAME, LONGEST_TEXT = 32, 64, 1000
+LONGEST_TEXT = 1000
 OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
 Function = Callable[..., Any]
 _functions: dict[str, Function] = {}
@@ -87,8 +87,8 @@ def verdict(result: Any) -> dict[str, Any]:
         raise BadResultError(f"acc={right:g}, neither 0 nor 1")
     pred = named.pop("pred", None)
     parts = {
-        re.sub(r"[^\w.-]+", "_", str(name))[:LONGEST_NAME]: number(value, str(name))
-        for name, value in list(named.items())[:MOST_PARTS]
+        re.sub(r"[^\w.-]+", "_", str(name)): number(value, str(name))
+        for name, value in named.items()
         if isinstance(value, int | float) or hasattr(value, "item")
     }
     return {

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-import yaml
 from pydantic import Field, model_validator
 
 from prompt_aug.base.files import FileError
@@ -58,8 +57,3 @@ def test_every_problem_is_named_with_its_key() -> None:
 def test_repeated_keys_and_broken_yaml_are_refused(text: str) -> None:
     with pytest.raises(FileError, match=r"w\.yaml"):
         parse_yaml(text, "w.yaml")
-
-
-def test_other_yaml_has_the_values_of_yaml() -> None:
-    text = "a: &a {b: '12:30', c: 0.10}\nd: [*a, 0, 2026-01-31, 3:a, \"010\"]\ne: {<<: *a, b: 1}\n"
-    assert parse_yaml(text, "w.yaml") == yaml.safe_load(text)

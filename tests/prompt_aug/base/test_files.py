@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -46,21 +45,11 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- JSON
 
 
-def test_json_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "a.json"
-    write_json(path, {"x": "ä"})
-    with pytest.raises(TypeError):
-        write_json(path, {"x": object()})
-    assert read_json(path) == {"x": "ä"}
-    assert path.read_text(encoding="utf-8") == '{\n  "x": "ä"\n}\n'
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_other_readers_refuse_is_not_written(tmp_path: Path, value: float) -> None:
+def test_what_other_readers_refuse_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "x.json", {"accuracy": value})
+        write_json(tmp_path / "x.json", {"accuracy": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        append_lines(tmp_path / "x.jsonl", [{"accuracy": value}])
+        append_lines(tmp_path / "x.jsonl", [{"accuracy": float("inf")}])
     assert not list(tmp_path.iterdir())
 
 
@@ -140,19 +129,6 @@ def test_a_folder_has_one_holder_and_a_killed_one_frees_it(tmp_path: Path) -> No
         lock(tmp_path)
     assert not is_held(tmp_path) and not is_held(tmp_path / "nowhere")
     lock(tmp_path).close()
-
-
-def test_a_check_does_not_take_the_lock_from_a_process_that_wants_it(tmp_path: Path) -> None:
-    lock(tmp_path).close()
-    stop = threading.Event()
-    asking = threading.Thread(target=lambda: [is_held(tmp_path) for _ in iter(stop.is_set, True)])
-    asking.start()
-    try:
-        for _ in range(50):
-            lock(tmp_path).close()
-    finally:
-        stop.set()
-        asking.join()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])

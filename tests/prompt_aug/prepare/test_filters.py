@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prompt_aug.base.files import read_json, write_lines
 from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare.filters import OverlapIndex, grams, near_duplicates, words
-from prompt_aug.questions import Question, from_row, make_question, read_parquet, write_parquet
+from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 
 
 def test_words_by_hand() -> None:
@@ -80,32 +80,23 @@ RIGHT = [0, 1, 2, 4]
 
 @pytest.fixture
 def questions(tmp_path: Path) -> list[Question]:
-    """Five questions of two sources in train.parquet, and grades of four as a sweep writes them."""
+    """Five questions in train.parquet, and grades of four as a sweep writes them."""
     made = [
         make_question(
             text=f"What is {i} + 1?",
             answers=(str(i + 1), f"{i + 1}.0"),
-            source="even" if i % 2 == 0 else "odd",
+            source="own",
             rephrasings=[f"Add 1 to {i}."],
             level=i,
         )
         for i in range(5)
     ]
-    row = {"tests": [1]}
-    own = {"data_source": "odd", "reward_model": {"ground_truth": "9"}, **row}
-    own["prompt"] = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "8+1?"}]
-    made[1] = dataclasses.replace(from_row(own), split="train")
     write_parquet(made, tmp_path / "train.parquet")
     lines: list[dict[str, Any]] = [{"grader": "x", "model": {}}]
     for question, right in zip(made, RIGHT, strict=False):
         lines += [{"uid": question.uid, "sample": i, "correct": i < right} for i in range(4)]
     write_lines(tmp_path / "toy" / "grades.jsonl", lines)
     return made
-
-
-def run(folder: Path, *options: str) -> int:
-    paths = [str(folder / name) for name in ("train.parquet", "band.parquet")]
-    return prepare.main([*paths, "--no-benchmarks", *options])
 
 
 @pytest.mark.parametrize(
@@ -119,10 +110,11 @@ def run(folder: Path, *options: str) -> int:
 def test_the_band_and_what_is_recorded(
     questions: list[Question], tmp_path: Path, options: list[str], rates: list[float | None]
 ) -> None:
-    assert run(tmp_path, "--pass-rates", str(tmp_path / "toy"), *options) == 0
+    paths = [str(tmp_path / name) for name in ("train.parquet", "band.parquet", "toy")]
+    assert prepare.main([*paths[:2], "--no-benchmarks", "--pass-rates", paths[2], *options]) == 0
     kept = read_parquet(tmp_path / "band.parquet")
     assert [q.pass_rate for q in kept] == rates
-    for question in kept:  # source, system prompt, rephrasings, level and columns are kept
+    for question in kept:
         (same,) = [q for q in questions if q.uid == question.uid]
         assert dataclasses.replace(question, pass_rate=None) == same
     manifest = read_json(tmp_path / "band.parquet.manifest.json")

@@ -1,13 +1,11 @@
-"""Which candidates become rephrasings: rules, solver, judge and distance by hand."""
+"""Which candidates become rephrasings: rules, solver and distance by hand."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from prompt_aug.questions import make_question, read_parquet, write_parquet
-from prompt_aug.rephrase import check
 from prompt_aug.rephrase.__main__ import main
 from prompt_aug.rephrase.candidates import (
     Answers,
@@ -15,9 +13,7 @@ from prompt_aug.rephrase.candidates import (
     answers_of,
     choose,
     distance,
-    judged,
     solved,
-    usable,
 )
 from prompt_aug.rephrase.checks import Reason
 
@@ -46,14 +42,6 @@ def test_every_question_of_the_toy_world_has_three_rephrasings(tmp_path: Path) -
             assert TOY[question.text] in (a + b, abs(a - b))
 
 
-def test_a_sum_is_not_rephrased_as_a_difference() -> None:
-    for question, candidate in (
-        ("What is 74 + 38?", "Subtract 38 from 74."),
-        ("What is 74 - 38?", "Add 74 and 38."),
-    ):
-        assert check(question, candidate).verdict != "accept"
-
-
 QUESTION = "alpha beta gamma delta"
 
 
@@ -75,7 +63,6 @@ CANDIDATE = Candidate(uid="u", text="x", verdict="accept", reasons=())
 DOUBTFUL = Candidate(
     uid="u", text="x", verdict="doubtful", reasons=(Reason("numbers", "doubtful", "?"),)
 )
-SAME = {"same_unknown": True, "same_conditions": True, "same_answer": True, "difference": ""}
 
 
 @pytest.mark.parametrize(
@@ -97,22 +84,6 @@ def test_a_solver_accepts_at_m_of_k_and_doubts_a_new_common_wrong_answer(
 ) -> None:
     after = solved(checks, question, answers, 3)
     assert (after.verdict, after.path) == (verdict, path)
-
-
-@pytest.mark.parametrize(
-    ("response", "verdict"),
-    [
-        (json.dumps(SAME), "accept"),
-        ("<think>{}</think>So:\n```json\n" + json.dumps(SAME) + "\n```", "accept"),
-        (json.dumps(SAME | {"same_answer": False, "difference": "5, 6"}), "doubtful"),
-        (json.dumps(SAME | {"same_answer": "yes"}), "doubtful"),
-        ("{" * 5000, "doubtful"),
-    ],
-)
-def test_a_judge_accepts_only_with_a_whole_verdict(response: str, verdict: str) -> None:
-    after = judged(DOUBTFUL, response)
-    assert (after.verdict, after.path) == (verdict, "judge")
-    assert usable([after], ("accept", "doubtful")) == ([after] if verdict == "accept" else [])
 
 
 def test_the_answers_of_a_text_are_graded_and_grouped() -> None:

@@ -1,6 +1,5 @@
 """The command from questions to rephrasings, against a scripted endpoint."""
 
-import json
 import random
 import re
 import signal
@@ -17,7 +16,6 @@ import pytest
 from rephrase_pipeline import GOOD, Pipeline, command, rephrase, write_questions
 from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.base.files import read_lines
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.rephrase import pipeline
 from prompt_aug.rephrase.__main__ import main
@@ -28,9 +26,8 @@ FIRST = [form.format(name="Ada", a=10, b=30) for form in GOOD]  # good candidate
 def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 4)
     assert made.run(rephrase, "--n", "2") == 0
-    assert made.run(rephrase, "--n", "3", "--take-doubtful") == 0
-    assert made.sent == 4, "there are enough"
     assert made.run(rephrase, "--n", "2") == 0
+    assert made.sent == 4, "there are enough"
     before, after = made.original(), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
@@ -47,15 +44,11 @@ def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
 
 
-@pytest.mark.parametrize(("more", "written"), [([], None), (["--partial"], 2)])
-def test_a_budget_that_is_reached(
-    more: list[str], written: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_that_is_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Pipeline(tmp_path, 8)
-    assert made.run(rephrase, "--concurrency", "1", "--max-requests", "2", *more) == 3
+    assert made.run(rephrase, "--concurrency", "1", "--max-requests", "2") == 3
     assert "--max-requests 2 is reached" in capsys.readouterr().err
-    filled = sum(bool(q.rephrasings) for q in made.written()) if made.out.exists() else None
-    assert filled == written
+    assert sum(bool(q.rephrasings) for q in made.written()) == 2
 
 
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
@@ -103,16 +96,11 @@ def test_kills_repeat_nothing_that_was_finished_and_end_in_the_same_file(tmp_pat
 
 
 def arithmetic(number: int, body: dict[str, Any]) -> Reply:
-    """Rephrase, solve and judge: the sum of the numbers, and a judge that denies other numbers."""
+    """Rephrase and solve: the answer is the sum of the numbers."""
     prompt = body["messages"][0]["content"]
     if "boxed" in prompt:
         total = sum(int(word) for word in re.findall(r"\d+", prompt))
         return Reply(chat([f"\\boxed{{{total}}}"] * body["n"]))
-    if "same_unknown" in prompt:
-        question, candidate = prompt.split("Problem: ")[1].split("Rephrasing: ")
-        same = sorted(re.findall(r"\d+", question)) == sorted(re.findall(r"\d+", candidate))
-        fields = dict.fromkeys(("same_unknown", "same_conditions", "same_answer"), same)
-        return Reply(chat([json.dumps(fields | {"difference": "a number"})]))
     return rephrase(number, body)
 
 
@@ -132,7 +120,7 @@ def test_a_solver_finds_what_the_filters_missed_and_a_stop_loses_none_of_it(
     assert {c["verdict"] for c in good} == {"accept"}
     assert good[0]["source"]["solver"]["right"] == 4
     # The budget ends while further candidates are requested: what was paid for counts.
-    more = ["--n", "5", "--most", "10", "--partial", "--max-requests", "1"]
+    more = ["--n", "5", "--most", "10", "--max-requests", "1"]
     assert made.run(arithmetic, "--solve", "m", *more) == 3
     edited = [c for c in made.candidates() if c["source"]["sample"] == 3]
     assert [c["verdict"] for c in edited] == ["doubtful"] * 3
@@ -162,25 +150,6 @@ def test_candidates_are_requested_until_there_are_enough(tmp_path: Path) -> None
     assert {len(q.rephrasings) for q in made.written()} == {3}
 
 
-def test_a_file_goes_through_the_same_checks_and_solver(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The solver adds all numbers, so the candidate that repeats some is answered wrongly."""
-    made = Pipeline(tmp_path, 2)
-    first, second = made.original()
-    vague = "Ben has 11 apples and 32 more. Of 11 and 32, how many are there now?"
-    rows = [
-        {"uid": first.uid, "text": FIRST[0]},
-        {"question": second.text, "rephrasings": ["Bob has 11 and buys 33.", vague]},
-        {"question": "another", "text": "one"},
-    ]
-    assert made.run(arithmetic, "--from", made.write("theirs.jsonl", rows), "--solve", "s") == 0
-    assert "1 lines of other questions" in capsys.readouterr().out
-    verdicts = [(c["verdict"], c["path"]) for c in made.candidates()]
-    assert verdicts == [("accept", "checks"), ("reject", "checks"), ("doubtful", "solver")]
-    assert made.manifest()["accepted_by"] == {"checks": 1}
-
-
 def test_a_failure_of_any_round_or_stage_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,27 +167,7 @@ def test_a_failure_of_any_round_or_stage_is_named(
     more = "--n 1 --most 6 --concurrency 1".split()
     assert made.run(script, *more) == 4
     assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
-    assert made.run(script, *more, "--solve", "s", "--partial") == 4
+    assert made.run(script, *more, "--solve", "s") == 4
     assert "times status 500" in capsys.readouterr().err
     assert len(made.written()[1].rephrasings) == 1
     assert made.run(rephrase, *more) == 0, "run again"
-
-
-@pytest.mark.config
-def test_a_signal_ends_the_run_after_what_is_in_flight(tmp_path: Path) -> None:
-    """As SLURM sends it before its limit: nothing that was sent is lost."""
-    questions, out = write_questions(tmp_path / "q.parquet", 60), tmp_path / "out.parquet"
-
-    with serving(slowly(0.2)) as endpoint:
-        process = start(command(questions, out, endpoint.url, "--concurrency", "2"))
-        while len(endpoint.bodies) < 3 and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGTERM)
-        stderr = process.communicate()[1].decode()
-        assert process.returncode == 1
-        assert "Run the same command again" in stderr
-        sent = len(endpoint.bodies)
-    answered = read_lines(tmp_path / "out.parquet.work" / "answers.jsonl")
-    assert 3 <= sent < 60
-    assert len(answered) == 5 * sent
-    assert not out.exists()

@@ -1,6 +1,5 @@
 """Verifiers of the user: what they are called with, and every way in which one can fail."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,22 +119,6 @@ SHORT = {"wall_seconds": 0.3}
 def test_a_leak_costs_no_response_its_score(verifiers: Verifiers) -> None:
     """Four calls fill the memory of a process; the fifth is made again in a fresh one."""
     assert [ask(verifiers, "leaks").score for _ in range(12)] == [1.0] * 12
-
-
-def test_many_are_graded_in_order(verifiers: Verifiers) -> None:
-    row = verifier_row(to_row(from_row(json.loads(json.dumps(VERL)))))
-    texts, seen = ["1234", "1", "12345"], list[Verified]()
-    graded = verifiers.grade_many([(text, row) for text in texts], Extraction(), seen.append)
-    assert [g.score for g in graded] == [1.0, -1.0, 1.0]
-    assert len(seen) == 3
-
-
-VERL = {
-    "data_source": "verl",
-    "prompt": [{"role": "user", "content": "Seven?"}],
-    "reward_model": {"ground_truth": "7"},
-    "extra_info": {"least": 3},
-}
 
 
 @pytest.mark.parametrize("path", ["own_verifiers.nothing", "nowhere.check", "check"])
