@@ -25,13 +25,12 @@ from eval.session import Session
 from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import FileError, InUseError, iter_lines, read_json
+from prompt_aug.base.files import FileError, InUseError, is_held, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml
-from recipe.run.ending import state_of
 from recipe.run.evaluation import DType
 from recipe.run.folder import RunFolder, read_config, select
 
@@ -220,10 +219,11 @@ def _follow(
         if not options.watch or any(checkpoint.step == last for checkpoint in checkpoints):
             return
         steps = [checkpoint.step for checkpoint in checkpoints]
-        state = state_of(RunFolder(run), done=False, begun=bool(steps))
-        note = f"waiting for step {last}: evaluated: {steps}; the training is {state}"
+        note = f"waiting for step {last}: evaluated: {steps}"
+        if not is_held(run):
+            note += "; the training does not run here. Its command continues it."
         if note != printed:  # no limit: the training may be requeued, or be on another machine
-            print(note if state == "running" else f"{note}. Its command continues it.", flush=True)
+            print(note, flush=True)
         printed = note
         time.sleep(WATCH_SECONDS)
 

@@ -108,12 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
-    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args(arguments)
-    if given.multirun:  # an option of hydra's own programs
-        from recipe.config.compose import ONE_RUN
-
-        parser.error(f"--multirun: {ONE_RUN}")
     if given.example is None and not given.list and not given.keys:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now

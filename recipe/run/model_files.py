@@ -7,23 +7,12 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from prompt_aug.base.files import read_json
-
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 POINTER = b"version https://git-lfs"  # begins the file that a clone without Git LFS has
 
 
 def lacks_weights(folder: Path) -> str:
     """Return what a model folder lacks of its weights, "" if nothing; files are not read whole."""
     names = [path.name for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind)]
-    for name in WEIGHTS:  # as transformers looks for them
-        index = folder / f"{name}.index.json"
-        if name not in names and index.is_file():
-            names = sorted(set(read_json(index).get("weight_map", {}).values()))
-            if missing := [name for name in names if not (folder / name).is_file()]:
-                listed = f"{', '.join(missing[:3])}{', ...' if missing[3:] else ''}"
-                return f"{len(missing)} files of {index.name} are missing ({listed})"
-            break
     if not names:
         return "it has no weights (*.safetensors or *.bin)"
     for name in names:

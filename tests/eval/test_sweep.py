@@ -186,7 +186,7 @@ def test_watch_evaluates_each_export_until_the_last_step(
     monkeypatch.setattr(sweep, "subprocess", export)
     assert sweep.main([str(run), "--watch"]) == 0
     assert len(waited) == 2 and engine.starts == 1
-    assert capsys.readouterr().out.count("; the training is stopped. Its command continues") == 1
+    assert capsys.readouterr().out.count("; the training does not run here. Its") == 1
     assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
     assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3
 

@@ -13,6 +13,7 @@ from recipe.doctor import Finding
 from recipe.preflight.checks import validate
 from recipe.run.folder import append_metrics
 
+
 @pytest.mark.parametrize(
     ("finding", "needed", "words"),
     [
