@@ -127,10 +127,8 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
     return [f"machine={name}", *count, *rest]
 
 
-def compose_config(example: str, overrides: list[str], *, allow_unread: bool = False) -> DictConfig:
+def compose_config(example: str, overrides: list[str]) -> DictConfig:
     """Return the resolved configuration of an example; overrides in hydra's syntax or plain text.
-
-    `allow_unread`: also overrides of keys whose feature is switched off.
 
     Raises ConfigError, one line a problem, for a file that cannot be read, an unknown key, group or
     choice, and for values of a wrong type or out of range.
@@ -159,8 +157,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     check_types(config)
-    if not allow_unread:
-        _check_switches(config, given)
+    _check_switches(config, given)
     return config
 
 

@@ -48,7 +48,7 @@ class RecipeMixin(SavingTrainer):
     in flight at a step   its own questions               and those of W more batches
     training begins       when all of them are finished   when the next batch of the data order is
     meanwhile engines     sleep                           sleep; separate: generate
-    new weights           for the next questions          for the tokens of cut responses that follow
+    new weights           for the next questions          for the later tokens of cut responses
     staleness (versions)  0                               at most W (verl's num_warmup_batches)
     rollout correction    off                             token-level TIS
     replay buffer         BoundedReplayBuffer             InOrderReplayBuffer

@@ -302,12 +302,11 @@ def test_a_single_step_is_no_breach() -> None:
     assert verdict(history[:5], {**SETTINGS, "window": 1})
 
 
-def test_the_remedy_forks_from_the_best_saved_step() -> None:
+def test_the_remedy_begins_from_the_best_saved_step() -> None:
     history = lines(VAL, [0.5, 0.8, 0.6, 0.8])
-    assert "--step 2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
-    assert (
-        "lr=5e-05 " in (output := remedy("runs/a", history, [1, 3], 1e-4)) and "--step 3 " in output
-    )
+    assert "global_step_2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
+    output = remedy("runs/a", history, [1, 3], 1e-4)
+    assert "lr=5e-05 " in output and "global_step_3 " in output
     assert "trainer.save_freq" in remedy("runs/a", history, [], 1e-4)
 
 
