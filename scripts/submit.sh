@@ -62,12 +62,5 @@ else
         echo "no sbatch here: this is not a SLURM login node" >&2
         exit 1
     }
-    told=$("${line[@]}")
-    echo "$told"
-    id=$(grep -oE '[0-9]+' <<<"$told" | head -1) || exit 0
-    reason=$(squeue --noheader --jobs="$id" --format=%r 2>/dev/null | head -1) || exit 0
-    if [[ $reason == Partition*Limit ]]; then
-        echo "job $id waits for ever: $reason. Cancel it (scancel $id) and submit it within the" \
-            "partition's limits (scontrol show partition), as with --time=... or --nodes=..." >&2
-    fi
+    "${line[@]}"
 fi
