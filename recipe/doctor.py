@@ -24,14 +24,6 @@ from recipe.run import host
 
 DRIVER = 580  # of the CUDA 13.0 that torch was built with
 GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no-deps -e ."
-# Entry point group -> (required entry, its purpose).
-ENTRY_POINTS = {
-    "verl.plugins": ("recipe.plugin", 'verl finds the platform "cpu" in every process'),
-    "vllm.general_plugins": (
-        "recipe.patches.cpu.vllm_plugin:register",
-        "vLLM on a CPU keeps the weights that verl updates",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +109,6 @@ def pins(path: Path, cpu: bool) -> Finding:
     return Finding("pins", detail, install(cpu), needed=names.startswith("verl "))
 
 
-def entry_points() -> Iterator[Finding]:
-    """Check that verl and vLLM find the project's plug-ins by their entry points."""
-    remedy = "run `pip install --no-deps --force-reinstall -e .` in the repository"
-    for group, (value, purpose) in ENTRY_POINTS.items():
-        if value in [point.value for point in importlib.metadata.entry_points(group=group)]:
-            yield Finding(f"entry point {group}", value)
-        else:
-            detail = f"{value} is missing: without it no {purpose}"
-            yield Finding(f"entry point {group}", detail, remedy)
-
-
 def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Finding:
     """Check the room for new weights on their way to the engine."""
     free = host.free_gib(folder)
@@ -139,10 +120,13 @@ def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> F
 # ------------------------------------------------------------------------- slow checks
 
 ANSWER_MARK = "recipe.doctor answer: "
-# Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately.
+# Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately;
+# without the project's entry points the answers are not as `expected`.
 PROGRAMS = {
     "import verl and its plug-in": """
-import recipe.plugin
+import importlib.metadata
+for point in importlib.metadata.entry_points(group="verl.plugins"):
+    point.load()
 import verl
 from verl.plugin.platform import get_platform
 from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -225,7 +209,6 @@ def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("system", system)
     yield devices(gpus, cpu)
     yield pins(host.ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu)
-    yield from entry_points()
     yield shared_memory()
     for running in imports:
         yield running.result()

@@ -1,8 +1,8 @@
 """The collapse guard: `verdict` detects a collapse in the metrics of a run.
 
-``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); save
-(the same and a checkpoint); stop (the run saves and ends). Each message has the keys with which
-another run begins from the best checkpoint, with a lower learning rate and a KL penalty.
+``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); stop
+(the run also saves and ends). Each message has the keys with which another run begins from the best
+checkpoint, with a lower learning rate and a KL penalty.
 Low entropy is not a breach: on a toy model it fell as far in runs whose held-out accuracy rose to
 0.8 as in runs that collapsed.
 """
