@@ -202,7 +202,6 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
     # It warns that shards are read without process groups, which is intended here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     precision = getattr(torch, dtype)
-    export_verify.load_shards(source, world_size)  # a damaged file is named before the merger runs
     loader = export_merge.merge(source, target, precision, lora)
     return export_verify.verify(source, target, precision, world_size, loader, lora)
 
