@@ -42,14 +42,12 @@ find_python() {
         echo "$PYTHON"
         return
     fi
-    local name path
+    local name
     for name in python3.11 python3.12 python3 python; do
-        while read -r path; do
-            if suits "$path"; then
-                echo "$path"
-                return
-            fi
-        done < <(type -aP "$name")
+        if suits "$name"; then
+            echo "$name"
+            return
+        fi
     done
     die "no Python 3.11 or 3.12 with the module venv on PATH; install one (Debian: apt install" \
         "python3.11 python3.11-venv; elsewhere: pyenv, conda, uv) or name it: PYTHON=/path/to/python"

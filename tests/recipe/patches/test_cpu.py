@@ -14,6 +14,7 @@ import torch
 from fresh_process import look
 
 from recipe.patches.cpu.vllm_plugin import BLOCK, inverse_sample
+from recipe.run.model_files import HEAD_SIZES
 
 ON_CPU = pytest.mark.skipif(
     not importlib.metadata.version("torch").endswith("+cpu"),
@@ -117,6 +118,8 @@ def loaded():
     return seen
 
 bare = loaded()
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+sizes = CPUAttentionBackend.get_supported_head_sizes()
 register()
 kept = loaded()
 
@@ -132,7 +135,7 @@ replica = {
     "methods": "generate_group" in made.method_meta.methods,
     "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
 }
-print(json.dumps({"bare": bare, "kept": kept, "replica": replica}))
+print(json.dumps({"bare": bare, "kept": kept, "replica": replica, "sizes": sizes}))
 """
 
 
@@ -210,6 +213,12 @@ def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyP
     assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": "3"}
     monkeypatch.delenv(ENGINE_THREADS)
     assert PlatformCPU().rollout_env_vars() == {}
+
+
+@ON_CPU
+@pytest.mark.config
+def test_the_head_sizes_are_vllms(vllm: dict[str, Any]) -> None:
+    assert tuple(vllm["sizes"]) == HEAD_SIZES
 
 
 @ON_CPU
