@@ -3,7 +3,6 @@
 #
 #   bash scripts/submit.sh [--help] [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
 #   bash scripts/submit.sh [--dry-run] [sbatch options] sweep RUN_FOLDER [options of eval.sweep]
-#   ... export RUN_FOLDER [options of recipe.export]
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
 #
 # --dry-run shows the sbatch line and the commands that the job would run, and starts nothing. A

@@ -113,10 +113,7 @@ def test_setup_leaves_the_environment_of_another_clone_alone(
     code, output = run(checkout, "demo.sh")
     assert code == 1 and f"is the environment of {foreign}" in output and calls(checkout) == []
     assert stamp.read_text() == f"1a2b {foreign}"
-    (checkout / "name").symlink_to(checkout)  # this clone, by another name
-    stamp.write_text(f"1a2b {checkout / 'name'}")
-    assert run(checkout, "setup.sh")[0] == 0
-    stamp.write_text(f"1a2b {checkout / 'moved'}")  # it was there before
+    stamp.write_text(f"1a2b {checkout / 'moved'}")  # this clone was there before
     assert run(checkout, "setup.sh")[0] == 0
 
 
@@ -324,7 +321,7 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
         "eval.report runs/x",
     ]
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
-    assert code == 1 and "export rephrase sweep train" in output
+    assert code == 1 and "rephrase sweep train" in output
     code, output = run(
         checkout, "submit.sh", "--dry-run", "--gpus-per-node=4", "rephrase", "q", "o"
     )

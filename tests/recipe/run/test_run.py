@@ -49,9 +49,6 @@ def test_a_metric_that_is_not_finite_stays_on_record_in_standard_json(tmp_path: 
     assert text == '{"step": 1, "a": null, "b": null, "c": 1.5}\n'
     (line,) = run_folder.read_metrics(tmp_path)
     assert math.isnan(line["a"]) and math.isnan(line["b"])
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": NaN}\n')  # of an older version
-    run_folder.truncate_metrics(tmp_path, last_step=1)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": null}\n'
 
 
 def test_a_run_that_starts_from_scratch_keeps_the_lines_of_its_tries(tmp_path: Path) -> None:

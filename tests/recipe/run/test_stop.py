@@ -97,19 +97,6 @@ def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     assert Limit.of(tmp_path).deadline == 7 + 34.5
 
 
-@pytest.mark.parametrize("jump", [-3600, 3600])
-def test_a_change_of_the_time_of_day_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: int
-) -> None:
-    now = time.time()
-    monkeypatch.setenv(stop.DEADLINE, str(now + 600))
-    made = Limit.of(tmp_path)
-    made.begin_step()
-    monkeypatch.setattr(time, "time", lambda: now + jump)
-    made.end_step()
-    assert 0 <= made.steps[0] < 60 and made.after_step() is None
-
-
 def hung(run_dir: Path) -> str:
     record = progress.find(run_dir, progress.HUNG)
     return record["why"] if record else ""
