@@ -190,7 +190,7 @@ def export_step(run: Path, config: dict[str, Any], step: int, source: Path, dtyp
 
 def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora | None) -> int:
     """Merge `source` into `target` and verify it; returns the number of parameters."""
-    environment.set_defaults(cpu=not environment.has_gpu())  # before verl is imported
+    environment.set_defaults(cpu=environment.gpu_count() == 0)  # before verl is imported
     import torch
     import transformers
 

@@ -284,17 +284,11 @@ def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], Non
 )
 def test_supported_models(change: dict[str, Any]) -> None:
     assert ours.supported(model(**change)) is not bool(change)
-
-
-def test_models_with_dropout_or_of_another_type_are_not_supported() -> None:
-    dropping = model()
+    dropping, other = model(), model()
     mlp = dropping.model.layers[0].mlp
     mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
-    assert not ours.supported(dropping)
-    for kind in ("mamba", "qwen2_moe", "gemma3_text"):
-        unsupported = model()
-        unsupported.config.model_type = kind
-        assert not ours.supported(unsupported), kind
+    other.config.model_type = "gemma3_text"
+    assert not ours.supported(dropping) and not ours.supported(other)
 
 
 def test_it_is_registered_only_for_the_cpu() -> None:

@@ -276,15 +276,12 @@ def test_verdicts(key: str, values: list[float | None], breach: bool) -> None:
     assert bool(result) is breach and (key in (result or key))
 
 
-def test_a_value_that_is_not_finite_is_null_on_record() -> None:
-    line = metrics_line(2, {NORM: math.nan})
-    assert NORM in (verdict([{"step": 1, NORM: 1.0}, line], SETTINGS) or "")
-
-
-def test_a_single_step_is_no_breach() -> None:
+def test_a_single_step_is_no_breach_unless_it_is_not_finite() -> None:
     history = lines(NORM, [1, 1, 1, 1, 500, 1])
     assert verdict(history, {**SETTINGS, "window": 3}) is None
     assert verdict(history[:5], {**SETTINGS, "window": 1})
+    recorded = metrics_line(7, {NORM: math.nan})  # null
+    assert NORM in (verdict([*history, recorded], {**SETTINGS, "window": 3}) or "")
 
 
 def test_the_remedy_begins_from_the_best_saved_step() -> None:
