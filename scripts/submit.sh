@@ -3,7 +3,6 @@
 #
 #   bash scripts/submit.sh [--help] [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
 #   bash scripts/submit.sh [--dry-run] [sbatch options] sweep RUN_FOLDER [options of eval.sweep]
-#   ... export RUN_FOLDER [options of recipe.export]
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
 #
 # --dry-run shows the sbatch line and the commands that the job would run, and starts nothing. A
@@ -63,12 +62,5 @@ else
         echo "no sbatch here: this is not a SLURM login node" >&2
         exit 1
     }
-    told=$("${line[@]}")
-    echo "$told"
-    id=$(grep -oE '[0-9]+' <<<"$told" | head -1) || exit 0
-    reason=$(squeue --noheader --jobs="$id" --format=%r 2>/dev/null | head -1) || exit 0
-    if [[ $reason == Partition*Limit ]]; then
-        echo "job $id waits for ever: $reason. Cancel it (scancel $id) and submit it within the" \
-            "partition's limits (scontrol show partition), as with --time=... or --nodes=..." >&2
-    fi
+    "${line[@]}"
 fi

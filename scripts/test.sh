@@ -21,8 +21,6 @@ if [[ ${1:-} == --fast ]]; then
     fast=true
     shift
 fi
-# shellcheck source=scripts/heartbeat.sh
-. scripts/heartbeat.sh
 bash scripts/setup.sh || exit 1
 bin=${RECIPE_VENV:-.venv}/bin
 failed=() took=()
@@ -32,7 +30,7 @@ stage() {
     local name=$1 began=$SECONDS
     shift
     printf '\n== %s\n' "$name"
-    heartbeat "$name" "$@" || failed+=("$name")
+    "$@" || failed+=("$name")
     took+=("$name $((SECONDS - began)) s")
 }
 

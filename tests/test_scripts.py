@@ -113,18 +113,15 @@ def test_setup_leaves_the_environment_of_another_clone_alone(
     code, output = run(checkout, "demo.sh")
     assert code == 1 and f"is the environment of {foreign}" in output and calls(checkout) == []
     assert stamp.read_text() == f"1a2b {foreign}"
-    (checkout / "name").symlink_to(checkout)  # this clone, by another name
-    stamp.write_text(f"1a2b {checkout / 'name'}")
-    assert run(checkout, "setup.sh")[0] == 0
-    stamp.write_text(f"1a2b {checkout / 'moved'}")  # it was there before
+    stamp.write_text(f"1a2b {checkout / 'moved'}")  # this clone was there before
     assert run(checkout, "setup.sh")[0] == 0
 
 
 def test_demo_runs_its_stages_in_order(checkout: Path) -> None:
-    code, output = run(checkout, "demo.sh", "trainer.save_freq=5", SEED="3", RUN="runs/x")
+    code, output = run(checkout, "demo.sh", "trainer.save_freq=5", RUN="runs/x")
     assert code == 0, output
     assert calls(checkout) == [
-        "-m recipe.train toy recipe.run_dir=runs/x recipe.seed=3 trainer.save_freq=5",
+        "-m recipe.train toy recipe.run_dir=runs/x trainer.save_freq=5",
         "-m recipe.export runs/x",
         "-m eval.sweep runs/x",
         "-m eval.report runs/x",
@@ -324,7 +321,7 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
         "eval.report runs/x",
     ]
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
-    assert code == 1 and "export rephrase sweep train" in output
+    assert code == 1 and "rephrase sweep train" in output
     code, output = run(
         checkout, "submit.sh", "--dry-run", "--gpus-per-node=4", "rephrase", "q", "o"
     )

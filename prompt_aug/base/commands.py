@@ -134,7 +134,9 @@ def check_url(options: argparse.Namespace, *names: str) -> None:
 
 def check_one_url(name: str, url: str | None) -> None:
     """Reject a URL with a password or another secret, which files would hold. Raises UsageError."""
-    parts = urllib.parse.urlsplit(url := url or "http://x")
+    if url is None:
+        return
+    parts = urllib.parse.urlsplit(url)
     if any(mark in url for mark in "@?#"):
         raise UsageError(
             f"{name}: has a user name, password or query. Remove it and set OPENAI_API_KEY."

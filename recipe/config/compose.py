@@ -142,8 +142,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     check_types(config)
-    if not allow_unread:
-        _check_switches(config, given)
+    _check_switches(config, given)
     return config
 
 

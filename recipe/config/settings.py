@@ -32,7 +32,7 @@ from prompt_aug.typed import (
 )
 from prompt_aug.verifiers import VerifierLimits
 
-Alarm = Literal["warn", "save", "stop"]  # actions of the guard
+Alarm = Literal["warn", "stop"]  # actions of the guard
 
 
 def setting(default: Any, meaning: str) -> Any:

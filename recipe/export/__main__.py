@@ -24,7 +24,7 @@ from recipe.export import ExportError, Lora
 from recipe.run import checkpoints, environment
 from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, select
 
-DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
+DTYPES = ("float32", "bfloat16")
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
 Sources = dict[int, Path | None]  # step -> the folder of its shards; None: the start model
 
@@ -147,7 +147,7 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
     write_json(RunFolder(run).manifest(0), manifest)
 
 
-def check_source(source: Path, run: Path, dtype: str) -> int:
+def check_source(source: Path) -> int:
     """Reject shards that cannot be merged, before verl is imported; return the world size."""
     folder = source.parent
     why, ranks = checkpoints.shard_damage(folder, ["model"]), checkpoints.saved_ranks(source)
@@ -158,17 +158,13 @@ def check_source(source: Path, run: Path, dtype: str) -> int:
     paths = [source / checkpoints.shard_name("model", ranks, rank) for rank in range(ranks)]
     if why := checkpoints.changed(paths):
         raise ExportError(f"{folder}: {why}: the checkpoint is damaged")
-    wanted = sum(path.stat().st_size for path in paths) * DTYPES[dtype] // DTYPES["float32"]
-    free = shutil.disk_usage(run).free
-    if free < wanted:
-        raise ExportError(f"{free / 2**30:.2f} GiB free in {run}, {wanted / 2**30:.2f} wanted")
     return ranks
 
 
 def export_step(run: Path, config: dict[str, Any], step: int, source: Path, dtype: str) -> None:
     """Merge, verify, rename, write the manifest; raises ExportError or what the merger raises."""
     lora = lora_of(config, source)
-    world_size = check_source(source, run, dtype)
+    world_size = check_source(source)
     target = RunFolder(run).exported(step)
     beside = _beside(target)
     beside.mkdir(parents=True)
@@ -194,7 +190,7 @@ def export_step(run: Path, config: dict[str, Any], step: int, source: Path, dtyp
 
 def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora | None) -> int:
     """Merge `source` into `target` and verify it; returns the number of parameters."""
-    environment.set_defaults(cpu=not environment.has_gpu())  # before verl is imported
+    environment.set_defaults(cpu=environment.gpu_count() == 0)  # before verl is imported
     import torch
     import transformers
 
@@ -206,7 +202,6 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
     # It warns that shards are read without process groups, which is intended here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     precision = getattr(torch, dtype)
-    export_verify.load_shards(source, world_size)  # a damaged file is named before the merger runs
     loader = export_merge.merge(source, target, precision, lora)
     return export_verify.verify(source, target, precision, world_size, loader, lora)
 
@@ -262,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser("python -m recipe.export", __doc__, example=example)
     parser.add_argument("run", metavar="RUN", type=existing, help="the run folder, as runs/demo")
     add_steps(parser)
-    parser.add_argument("--dtype", choices=list(DTYPES), help="default: that of the run's rollouts")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: that of the run's rollouts")
     given = parser.parse_args(arguments)
     kept = "the steps exported so far stay; the same command continues with the rest"
     return run("recipe.export", lambda: export(given), interrupted=kept)

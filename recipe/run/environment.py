@@ -86,11 +86,6 @@ def inherited() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def has_gpu() -> bool:
-    """Return whether this machine has a CUDA device, without initializing CUDA."""
-    return gpu_count() > 0
-
-
 def gpu_count() -> int:
     """Return the number of CUDA devices; without initialization, so that children may fork."""
     import torch

@@ -54,8 +54,6 @@ class RunFolder:
     root: Path
 
     config = _At("config.yaml")  # the resolved configuration
-    fork = _At("fork.json")  # of a forked run: from which run and step (recipe.fork)
-    forks = _At("forks.jsonl")  # the runs that were forked from this one
     prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
     environment = _At("environment.json")  # versions, platform, commit
     metrics = _At("metrics.jsonl")  # a line per training step
@@ -178,21 +176,15 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in line.items()
-    }
-
-
 def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the line of `step`: only numbers and strings; null for what is not finite."""
     line: dict[str, Any] = {"step": step}
     for key, value in sorted(metrics.items()):
         number = value.item() if isinstance(value, np.generic) else value
         if isinstance(number, int | float | str | bool) and key != "step":
-            line[key] = number
-    return _finite(line)
+            finite = not isinstance(number, float) or math.isfinite(number)
+            line[key] = number if finite else None
+    return line
 
 
 def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
@@ -210,7 +202,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
     """Keep the lines up to `last_step`; a run from scratch moves them to metrics.before.jsonl."""
     run = RunFolder(run_dir)
-    lines = [_finite(line) for line in read_lines(run.metrics)]
+    lines = read_lines(run.metrics)
     if lines and last_step == 0:
         write_lines(run.metrics_before, [*read_lines(run.metrics_before), *lines])
         run.metrics.unlink()

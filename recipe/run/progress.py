@@ -11,7 +11,6 @@ reads both files and prints them.
 import contextlib
 import math
 import os
-import shutil
 import sys
 import threading
 import time
@@ -47,19 +46,6 @@ def find(run_dir: Path, stage: str) -> dict[str, Any] | None:
     """Return the record of a stage of the last start, or None."""
     records = read_lines(RunFolder(run_dir).start)
     return next((record for record in records if record["stage"] == stage), None)
-
-
-def accuracies(config: DictConfig) -> str:
-    """Explain the two accuracies of a step's line, which are not that of an evaluation."""
-    augment, rollout = config.recipe.augment, config.actor_rollout_ref.rollout
-    names = augment.templates
-    under = "all templates" if names is None else f"{len(names)} templates"
-    under = f"template {names[0]}" if names is not None and len(names) == 1 else under
-    return (
-        f"accuracy: sampled training responses, {under}, temperature {rollout.temperature:g}; "
-        f"validation: questions of data.val_files, template {augment.validation_template}, "
-        f"temperature {rollout.val_kwargs.temperature:g}"
-    )
 
 
 def validations(metrics: dict[str, Any]) -> list[str]:
@@ -108,9 +94,7 @@ class Follower:
             f"{self.total} steps of {config.data.train_batch_size} questions x "
             f"{config.actor_rollout_ref.rollout.n} responses"
         )
-        self.accuracies = accuracies(config)
         self.validates = bool(config.trainer.get("val_before_train", True))
-        self.erase = "\r\033[K" if out.isatty() else ""
         self.began = self.since = self.said = clock()
         self.stages = 0  # lines of logs/start.jsonl that were shown
         self.step: int | None = None  # the last one shown; at first the one resumed from
@@ -121,7 +105,7 @@ class Follower:
 
     def say(self, text: str) -> None:
         self.said = self.clock()
-        print(f"{self.erase}{text}", file=self.out, flush=True)
+        print(text, file=self.out, flush=True)
 
     def look(self) -> None:
         now = self.clock()
@@ -131,7 +115,6 @@ class Follower:
                 self.step = int(record["step"])
                 after, took = f" after step {self.step}" if self.step else "", now - self.began
                 self.say(f"training{after}: {self.plan}; the start took {duration(took)}")
-                self.say(self.accuracies)
             elif record["stage"] == VALIDATED:
                 self.say("before training: " + ", ".join(validations(record["metrics"])))
             elif record["stage"] in STAGES:
@@ -141,16 +124,8 @@ class Follower:
             self.since = now
         if self.step is not None:
             self._show_steps(self.step, now)
-        if work := self._work():
-            text = f"{work}: {duration(now - self.since)} so far"
-            if self.erase:
-                room = shutil.get_terminal_size().columns - 1
-                print(f"{self.erase}{text[:room]}", end="", file=self.out, flush=True)
-            elif now - self.said >= EVERY:
-                self.say(text)
-
-    def close(self) -> None:
-        print(self.erase, end="", file=self.out, flush=True)
+        if now - self.said >= EVERY and (work := self._work()):
+            self.say(f"{work}: {duration(now - self.since)} so far")
 
     def _show_steps(self, last: int, now: float) -> None:
         size = self.folder.metrics.stat().st_size if self.folder.metrics.exists() else 0
@@ -187,7 +162,6 @@ def follow(config: DictConfig, out: TextIO) -> Iterator[Callable[[str], None]]:
             while not last:
                 last = stop.wait(POLL)
                 follower.look()
-            follower.close()
 
     thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()

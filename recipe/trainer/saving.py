@@ -39,7 +39,6 @@ class SavingTrainer(PPOTrainer):
       _save_checkpoint    adds our state, deletes older checkpoints afterwards
     """
 
-    breached = False  # the last step was an alarm
     ending: guard.CollapseError | StoppedError | None = None  # raised before the next step
 
     def __init__(self, config: DictConfig) -> None:
@@ -116,8 +115,7 @@ class SavingTrainer(PPOTrainer):
 
     def end_step(self, metrics: dict[str, Any]) -> None:
         """Add the step to metrics.jsonl, apply ``recipe.guard``, and save if the run must end."""
-        breached, alarm = self.breached, self._alarm(metrics)
-        self.breached = alarm is not None
+        alarm = self._alarm(metrics)
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
         if self.global_steps == self.total_training_steps:
             return
@@ -125,9 +123,9 @@ class SavingTrainer(PPOTrainer):
             self.ending = guard.CollapseError(alarm)
         elif reason := self.limit.after_step():
             self.ending = StoppedError(reason)
-        first_alarm = alarm and not breached
-        if self.ending or (first_alarm and self.config.recipe.guard.action == "save"):
-            self._save_unsaved()
+        if self.ending and checkpoints.tracked_step(self.saves) != self.global_steps:
+            self.on_sample_end()  # the engine is awake, so it sleeps meanwhile
+            self._save_checkpoint()
 
     def _alarm(self, metrics: dict[str, Any]) -> str | None:
         """Return the guard's message if it raises an alarm; add ``guard/breach`` to `metrics`."""
@@ -142,22 +140,13 @@ class SavingTrainer(PPOTrainer):
             return None
         lr = float(self.config.actor_rollout_ref.actor.optim.lr)
         saved = checkpoints.saved_steps(self.saves)
-        command = guard.remedy(str(self.run_dir), history, saved, lr)
+        remedy = guard.remedy(str(self.run_dir), history, saved, lr)
         message = (
             f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. From the "
-            f"best checkpoint: {command}"
+            f"best checkpoint: {remedy}"
         )
         print(message, flush=True)
         return message
-
-    def _save_unsaved(self) -> None:
-        """Save this step if verl has not. The engine is awake, so it sleeps meanwhile."""
-        if checkpoints.tracked_step(self.saves) == self.global_steps:
-            return
-        self.on_sample_end()
-        self._save_checkpoint()
-        if not self.ending:
-            self.on_step_end()
 
     def _save_checkpoint(self) -> None:
         """verl's checkpoint and our state; then delete older checkpoints that are not kept."""

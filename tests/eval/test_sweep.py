@@ -146,6 +146,32 @@ def test_models_are_evaluated_side_by_side_if_their_names_differ(
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
+def test_watch_evaluates_each_export_until_the_last_step(
+    run: Path,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    later = run / "hf" / "step_3"
+    later.rename(run / "not_yet")
+    waited = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            (run / "not_yet").rename(later)
+
+    exported: list[list[str]] = []
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=wait))
+    export = SimpleNamespace(run=lambda command, **_: exported.append(command))
+    monkeypatch.setattr(sweep, "subprocess", export)
+    assert sweep.main([str(run), "--watch"]) == 0
+    assert len(waited) == 2 and engine.starts == 1
+    assert capsys.readouterr().out.count("; the training does not run here. Its") == 1
+    assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
+    assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3
+
+
 # ------------------------------------------------------------------------- checkpoints
 # Which exports are finished, and that they are the exported files.
 

@@ -13,51 +13,36 @@ from recipe.doctor import Finding
 from recipe.preflight.checks import validate
 from recipe.run.folder import append_metrics
 
-FREE, STOP, GOOD = (False, False), (False, True), (True, True)  # (ok, needed)
-HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The installed packages and their versions: none, until a test adds some."""
-    versions: dict[str, str] = {}
-    monkeypatch.setattr(doctor, "installed", versions.get)
-    return versions
-
 
 @pytest.mark.parametrize(
-    ("finding", "verdict", "words"),
+    ("finding", "needed", "words"),
     [
-        (doctor.python((3, 13, 0), True), STOP, "3.13.0"),
-        (doctor.memory(1e9), FREE, "needs about"),
-        (doctor.devices(["H100, 8 MiB, 535.183.01"], False), FREE, "driver 580 or newer"),
-        (doctor.devices(None, False), STOP, "login node"),
-        (doctor.writable("w", HERE, 1e9, "--shm-size", needed=False), FREE, "--shm-size"),
+        (doctor.devices(["H100, 8 MiB, 535.183.01"], False), False, "driver 580 or newer"),
+        (doctor.devices(None, False), True, "login node"),
+        (doctor.shared_memory(Path(__file__).parent, 1e9), False, "--shm-size"),
     ],
     ids=lambda v: v.name if isinstance(v, Finding) else None,
 )
-def test_a_quick_check(finding: Finding, verdict: tuple[bool, bool], words: str) -> None:
-    assert (finding.ok, finding.needed) == verdict
+def test_a_quick_check(finding: Finding, needed: bool, words: str) -> None:
+    assert (finding.ok, finding.needed) == (False, needed)
     assert words in f"{finding.detail} {finding.remedy}"
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "verdict"),
+    ("versions", "ok", "needed"),
     [
-        ("verl==0.9.1", "0.9.1.post1", STOP),
-        ("transformers<5.11,>=5.9", "5.10.4", GOOD),
-        ("transformers<5.11,>=5.9", "5.11.0", FREE),
-        ("TransferQueue==0.1.11", None, STOP),
+        ({"verl": "0.9.1", "torch": "2.13.0+cpu"}, True, True),
+        ({"verl": "0.9.1"}, False, False),
+        ({"verl": "0.9.2", "torch": "2.12.0"}, False, True),
     ],
 )
-def test_a_declared_package(
-    text: str, version: str | None, verdict: tuple[bool, bool], packages: dict[str, str]
+def test_pinned_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict, ok: bool, needed: bool
 ) -> None:
-    name = text.split(";")[0].split("=")[0].split("<")[0]
-    if version:
-        packages[name] = version
-    finding = doctor.requirement(text, True)
-    assert (finding.name, finding.ok, finding.needed) == (name, *verdict)
+    monkeypatch.setattr(doctor, "installed", versions.get)
+    (tmp_path / "pins.txt").write_text("torch==2.13.0\nverl==0.9.1\n")
+    finding = doctor.pins(tmp_path / "pins.txt", True)
+    assert (finding.ok, finding.ok or finding.needed) == (ok, needed)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +64,11 @@ def test_a_missing_plug_in_stops_a_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "PROGRAMS", {"import verl": "import no_such_plugin"})
-    monkeypatch.setitem(doctor.ENTRY_POINTS, "verl.plugins", ("no.such.entry", "platform"))
     assert doctor.main([]) == 1
     output = capsys.readouterr().out
-    assert "FAIL entry point verl.plugins: no.such.entry is missing" in output
     assert "FAIL import verl: exit code 1" in output
     assert "ModuleNotFoundError: No module named 'no_such_plugin'" in output
-    assert output.endswith("could NOT start: entry point verl.plugins, import verl\n")
+    assert output.endswith("could NOT start: import verl\n")
 
 
 @pytest.mark.config
@@ -120,11 +103,6 @@ def test_weights_that_did_not_arrive_fail(
     with contextlib.nullcontext() if good else pytest.raises(UserError, match="actor's weights"):
         assert tuple(trial.check(tmp_path).values()) == figures
     append_metrics(tmp_path, 2, {trial.KL: 0.0})  # a figure that is missing
-    with pytest.raises(UserError, match="=nan"):
-        trial.check(tmp_path)
-
-
-def test_a_run_without_a_step_fails(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="=nan"):
         trial.check(tmp_path)
 

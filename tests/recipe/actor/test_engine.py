@@ -26,6 +26,8 @@ from recipe.actor import engine as ours
 from recipe.actor.prefix_tree import plant
 from recipe.patches import logprobs
 
+pytestmark = pytest.mark.config
+
 
 def batch(**given: Any) -> TensorDict:
     """Three groups of four responses to one prompt each, many with common prefixes."""
@@ -87,7 +89,6 @@ def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dic
     return result, grads.clone()
 
 
-@pytest.mark.config
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("capacity", [1, 30, 400])
 def test_values_and_gradients_are_verls(
@@ -106,7 +107,6 @@ def test_values_and_gradients_are_verls(
     torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.config
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
     """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
     module, data = model().bfloat16(), batch(temperature=0.7)
@@ -122,13 +122,11 @@ def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
         assert torch.equal(mine[name].values().float(), wanted.values().float()), name
 
 
-@pytest.mark.config
 def test_a_temperature_of_0_has_verls_floor() -> None:
     values, _ = computed(ours.PrefixTreeEngine, model(), batch(temperature=0.0))
     assert values["log_probs"].values().isfinite().all()
 
 
-@pytest.mark.config
 def test_common_prefixes_are_computed_once() -> None:
     inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(batch())
     padded, _ = made(FSDPEngineWithLMHead, model()).prepare_model_inputs(batch())
@@ -142,7 +140,6 @@ def parts_of(**given: Any) -> tuple[TensorDict, list[TensorDict], list[list[int]
     return data, *ours.by_prefix(data, dp_group=None)
 
 
-@pytest.mark.config
 def test_micro_batches_keep_the_rows_of_a_question_and_the_budget() -> None:
     data, parts, rows = parts_of()
     assert sorted(index for part in rows for index in part) == list(range(12))
@@ -156,7 +153,6 @@ def test_micro_batches_keep_the_rows_of_a_question_and_the_budget() -> None:
         assert len(distinct) <= 60
 
 
-@pytest.mark.config
 def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone() -> None:
     module = model()
     data, parts, rows = parts_of(calculate_sum_pi_squared=True)
@@ -174,7 +170,6 @@ def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone(
                 assert not value[:8].any()
 
 
-@pytest.mark.config
 def test_a_critics_batch_is_divided_by_verl() -> None:
     data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
     del data[ours.SEPARATE]
@@ -188,7 +183,6 @@ def advantages(signs: list[float]) -> Any:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-@pytest.mark.config
 def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
     data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60, **{ours.SKIPS_ZEROS: True})
     data["advantages"] = advantages([1.0] * 4 + [0.0] * 4 + [-1.0, 0.0, 2.0, 0.5])
@@ -201,7 +195,6 @@ def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
     assert not tu.get_non_tensor_data(parts[-1], ours.NO_GRADIENT, None)
 
 
-@pytest.mark.config
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_budget_holds_where_a_model_shares_no_prefixes(
     attention: str, monkeypatch: pytest.MonkeyPatch
@@ -224,7 +217,6 @@ def loss_of(**changes: Any) -> Any:
     return functools.partial(print, config=config)
 
 
-@pytest.mark.config
 def test_only_the_clipped_surrogate_alone_is_zero_without_advantage() -> None:
     assert ours.is_zero_without_advantage(loss_of())
     for change in ({"use_kl_loss": True}, {"entropy_coeff": 1e-3}, {"loss_mode": "kl_cov"}):
@@ -232,7 +224,6 @@ def test_only_the_clipped_surrogate_alone_is_zero_without_advantage() -> None:
     assert not ours.is_zero_without_advantage(None)
 
 
-@pytest.mark.config
 def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the comparison."""
     data, module = batch(), model()
@@ -260,7 +251,6 @@ def replaced(name: str, value: Any) -> Callable[[TensorDict], None]:
 IMAGES = NonTensorStack(*([{"pixel_values": torch.zeros(1, 4)}] * 12))
 
 
-@pytest.mark.config
 @pytest.mark.parametrize(
     "change",
     [
@@ -282,15 +272,6 @@ def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], Non
     assert inputs["input_ids"].shape == (12, 17)  # padded rows, as in verl
 
 
-@pytest.mark.config
-def test_by_default_rows_are_packed_as_in_verl() -> None:
-    data = batch()
-    del data["use_remove_padding"]
-    inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(data)
-    assert inputs["input_ids"].shape == (1, 12 * 9 + 3 * 24)
-
-
-@pytest.mark.config
 @pytest.mark.parametrize(
     "change",
     [
@@ -303,21 +284,13 @@ def test_by_default_rows_are_packed_as_in_verl() -> None:
 )
 def test_supported_models(change: dict[str, Any]) -> None:
     assert ours.supported(model(**change)) is not bool(change)
-
-
-@pytest.mark.config
-def test_models_with_dropout_or_of_another_type_are_not_supported() -> None:
-    dropping = model()
+    dropping, other = model(), model()
     mlp = dropping.model.layers[0].mlp
     mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
-    assert not ours.supported(dropping)
-    for kind in ("mamba", "qwen2_moe", "gemma3_text"):
-        unsupported = model()
-        unsupported.config.model_type = kind
-        assert not ours.supported(unsupported), kind
+    other.config.model_type = "gemma3_text"
+    assert not ours.supported(dropping) and not ours.supported(other)
 
 
-@pytest.mark.config
 def test_it_is_registered_only_for_the_cpu() -> None:
     backends = EngineRegistry._engines["language_model"]
     for name in ("fsdp", "fsdp2"):

@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -171,20 +170,13 @@ def test_a_step_that_cannot_be_exported_leaves_the_others_done(
     assert sorted(p.name for p in (run / "hf").iterdir()) == [".locks", "step_0", "step_4"]
 
 
-def test_another_dtype_than_the_exported_one_and_a_full_disk_are_refused(
-    tmp_path: Path,
-    converted: list[int],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_another_dtype_than_the_exported_one_is_refused(
+    tmp_path: Path, converted: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path)
     export.main([str(run), "--steps", "4"])
     assert export.main([str(run), "--steps", "4", "--dtype", "bfloat16"]) == 1
     assert "is done as float32: delete it" in capsys.readouterr().err
-    usage = SimpleNamespace(free=3)  # a shard has more bytes
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    assert export.main([str(run), "--steps", "2"]) == 1
-    assert "GiB free in" in capsys.readouterr().err
     assert converted == [4]
 
 

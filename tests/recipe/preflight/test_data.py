@@ -225,11 +225,9 @@ def test_a_missing_data_file_is_refused(config: Any, tmp_path: Path) -> None:
     assert "--validation N" in errors
 
 
-LISTED = '{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
 WEIGHTS: list[tuple[dict[str, str], str]] = [
     ({"model.safetensors": "w"}, ""),
     ({}, "no weights"),
-    ({"model.safetensors.index.json": LISTED, "a.safetensors": ""}, "b.safetensors"),
     ({"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid"}, "git lfs pull"),
 ]
 

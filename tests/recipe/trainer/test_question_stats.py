@@ -46,12 +46,6 @@ def test_the_running_rate_by_hand() -> None:
     assert rates_after([0.7] * 50, decay=0.3)[-1] == 0.7  # exactly
 
 
-def test_an_unknown_question_has_the_target() -> None:
-    tracker = stats(target=0.25)
-    tracker.start(["low", "high"], [0.125, 0.5])
-    assert tracker.choose(["high", "low", "new"], 1) == [2]
-
-
 def test_the_shortest_correct_response_by_hand() -> None:
     """q: 2 tokens and right, 4 and wrong; later 3 tokens, then 1; p is never right."""
     tracker = stats()
