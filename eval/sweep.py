@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; each with its settings")
     add("--model", action="append", default=[], help="a model folder or hub id instead")
-    add("--endpoint", metavar="URL", metavar="URL", help="OpenAI-compatible server of --model, as"
+    add("--endpoint", metavar="URL", help="OpenAI-compatible server of --model, as"
         " http://localhost:8000/v1, instead of an engine")  # fmt: skip
     add("--tokenizer", help="with --endpoint: a model (default: --model)")
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")

@@ -80,7 +80,8 @@ def own_folder(s: Setup) -> Iterator[str]:
     """The run folder is new or empty, or holds a run: not the user's data."""
     folder, root = s.folder, s.folder.root
     # A start makes the lock before any other file.
-    if not root.is_dir() or (root / LOCK).exists() or folder.metrics.exists():
+    of_a_run = (root / LOCK, folder.metrics, folder.fork)
+    if not root.is_dir() or any(path.exists() for path in of_a_run):
         return
     files = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
     if files:
@@ -202,6 +203,12 @@ def unlike(before: Any, now: Any) -> list[str]:
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
 
 
+def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:
+    """Copy the checkpoint `folder` into `saves`, so that a run of `config` resumes from it."""
+    with checkpoints.adopting(folder, saves) as copy:
+        restate(copy, config)
+
+
 def restate(checkpoint: Path, config: DictConfig) -> None:
     """Write the settings of `config` into the optimizers of a checkpoint."""
     from recipe.export import shards
@@ -219,8 +226,7 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     trainer = config.trainer
     folder = Path(trainer.default_local_dir)
     if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
-        with checkpoints.adopting(Path(trainer.resume_from_path), folder) as copy:
-            restate(copy, config)
+        take_checkpoint(Path(trainer.resume_from_path), folder, config)
     repaired = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
     restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
     return [*repaired, *restored, *divide_checkpoint(config)]

@@ -203,7 +203,7 @@ def restore_line(run_dir: Path, checkpoints: Path) -> list[str]:
 def begin(folder: Path) -> None:
     """Mark `folder` as not whole, or a kill would leave shards of two runs beside ``data.pt``."""
     (folder / DATA).unlink(missing_ok=True)
-    for path in folder.rglob("*"):  # verl writes into existing files, which another run may share
+    for path in folder.rglob("*"):  # verl writes into existing files, which a fork may share
         if path.is_file() and path.stat().st_nlink > 1:
             path.unlink()
 

@@ -1,8 +1,8 @@
 """The collapse guard: `verdict` detects a collapse in the metrics of a run.
 
 ``recipe.guard.action``: off; warn (a line in the log and ``guard/breach`` in metrics.jsonl); stop
-(the run also saves and ends). Each message has the keys with which another run begins from the best
-checkpoint, with a lower learning rate and a KL penalty.
+(the run also saves and ends). Each message has the command that forks the run from its best
+checkpoint with a lower learning rate and a KL penalty.
 Low entropy is not a breach: on a toy model it fell as far in runs whose held-out accuracy rose to
 0.8 as in runs that collapsed.
 """
@@ -65,12 +65,11 @@ def best_step(history: Sequence[Mapping[str, Any]], saved: Sequence[int]) -> int
 
 
 def remedy(run: str, history: Sequence[Mapping[str, Any]], saved: Sequence[int], lr: float) -> str:
-    """Return what to add to the command of `run`, so that another begins from its best step."""
+    """Return the command that forks `run` from its best saved step with a stated change."""
     if not saved:
         return "no checkpoint is saved: set trainer.save_freq"
     actor, best = "actor_rollout_ref.actor", best_step(history, saved) or min(saved)
     return (
-        f"the same command with recipe.run_dir={run}_guarded trainer.resume_mode=resume_path "
-        f"trainer.resume_from_path={run}/checkpoints/global_step_{best} "
-        f"{actor}.optim.lr={lr / 2:g} {actor}.use_kl_loss=true"
+        f"python -m recipe.fork {run} --step {best} {run}_guarded {actor}.optim.lr={lr / 2:g} "
+        f"{actor}.use_kl_loss=true"
     )

@@ -140,10 +140,10 @@ class SavingTrainer(PPOTrainer):
             return None
         lr = float(self.config.actor_rollout_ref.actor.optim.lr)
         saved = checkpoints.saved_steps(self.saves)
-        remedy = guard.remedy(str(self.run_dir), history, saved, lr)
+        command = guard.remedy(str(self.run_dir), history, saved, lr)
         message = (
             f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. From the "
-            f"best checkpoint: {remedy}"
+            f"best checkpoint: {command}"
         )
         print(message, flush=True)
         return message

@@ -284,11 +284,12 @@ def test_a_single_step_is_no_breach_unless_it_is_not_finite() -> None:
     assert NORM in (verdict([*history, recorded], {**SETTINGS, "window": 3}) or "")
 
 
-def test_the_remedy_begins_from_the_best_saved_step() -> None:
+def test_the_remedy_forks_from_the_best_saved_step() -> None:
     history = lines(VAL, [0.5, 0.8, 0.6, 0.8])
-    assert "global_step_2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
-    output = remedy("runs/a", history, [1, 3], 1e-4)
-    assert "lr=5e-05 " in output and "global_step_3 " in output
+    assert "--step 2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
+    assert (
+        "lr=5e-05 " in (output := remedy("runs/a", history, [1, 3], 1e-4)) and "--step 3 " in output
+    )
     assert "trainer.save_freq" in remedy("runs/a", history, [], 1e-4)
 
 
