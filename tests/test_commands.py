@@ -37,7 +37,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
     monkeypatch.chdir(tmp_path)
 
     def parsed(command: Command) -> None:
-        reads_runs = ("eval.", "recipe.export", "recipe.fork")
+        reads_runs = ("eval.", "recipe.export", "recipe.runs", "recipe.fork")
         if command.name.startswith(reads_runs):  # runs must exist
             for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):

@@ -1,6 +1,8 @@
 """Report how a run ended: the first cause, what is saved, where to look, and how to resume."""
 
 import contextlib
+import errno
+import os
 import re
 import shlex
 import shutil
@@ -10,10 +12,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import write_json, write_text
+from prompt_aug.base.files import FileError, is_held, read_json, write_json, write_text
 from recipe.run import checkpoints, folder, progress
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
+# The system's words for a full disk or quota.
+FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 # Ray's prefix of a line, as "(name pid=1, ip=1.2.3.4)", and vLLM's own.
 PRINTED_BY = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
@@ -26,6 +30,23 @@ def record(run: folder.RunFolder, code: int, message: str) -> None:
     """Write logs/end.json. A killed run has none, because every start deletes it."""
     with contextlib.suppress(OSError):  # a full disk, which the message is about
         write_json(run.end, {"code": code, "message": message})
+
+
+def state_of(run: folder.RunFolder, *, done: bool, begun: bool) -> str:
+    """Return the state, one of those in `recipe.runs`, of a run with all (`done`) or some steps."""
+    if is_held(run.root):
+        return "running"
+    try:
+        code = read_json(run.end)["code"]
+    except (FileError, KeyError, TypeError):  # ended by a signal, or by an older version
+        code = None
+    if code == 1:
+        return "failed"
+    if done:
+        return "done"
+    if code is not None:
+        return "stopped"
+    return "killed" if run.start.exists() else "stopped" if begun else "ready"
 
 
 def own_words(error: BaseException) -> str:
@@ -80,8 +101,12 @@ def explain(error: BaseException, config: DictConfig) -> str:
         return f"{hung['why']}\n{resume}"
     with contextlib.suppress(OSError):  # a full disk
         write_text(run.error, "".join(traceback.format_exception(error)))
-    if shutil.disk_usage(run.root).free < FULL:
-        return f"the disk of {run.root} is full: free some room, then start again\n{resume}"
+    text = "".join(traceback.format_exception(error))
+    if shutil.disk_usage(run.root).free < FULL or any(words in text for words in FULL_WORDS):
+        return (
+            f"the disk of {run.root}, or your quota there, is full: free some room, then start the "
+            f"same command again\n{resume}"
+        )
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""
     return (
