@@ -38,7 +38,9 @@ def run(model: Path, tmp_path: Path, make_benchmark: Callable[..., LoadedBenchma
         (target / "model.safetensors").write_bytes(b"weights %d" % step)
         finish(target, step)
     listed = ", ".join(f"{{name: {b.name}, path: {b.path}, samples: 1}}" for b in made)
-    (folder / "config.yaml").write_text(f"eval: {{max_tokens: 8, benchmarks: [{listed}]}}\n")
+    (folder / "config.yaml").write_text(
+        f"eval: {{max_tokens: 8, benchmarks: [{listed}]}}\ntrainer: {{total_training_steps: 3}}\n"
+    )
     return folder
 
 

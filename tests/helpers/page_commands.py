@@ -74,7 +74,8 @@ def command_of(line: str) -> Command | None:
                 rest += ["--model", "NAME"]
             for option in options:
                 if option.startswith("--nodes=") and name == "recipe.train":  # by train.sbatch
-                    nodes = option.removeprefix("--nodes=")
+                    own = "actor_rollout_ref.rollout.nnodes=1" in rest  # of the engines
+                    nodes = int(option.removeprefix("--nodes=")) - own
                     rest += [f"trainer.nnodes={nodes}", "trainer.n_gpus_per_node=8"]
         case _:
             return None
