@@ -59,12 +59,13 @@ class GlooCheckpointEngine(CheckpointEngine):
             return
         if rank:
             self.store = TCPStore(address["host"], address["port"], timeout=TIMEOUT)
+        if os.environ.get("GLOO_SOCKET_IFNAME"):
+            self.group = ProcessGroupGloo(self.store, rank, world_size, TIMEOUT)
+            return
+        # Ray's address of this node. Gloo's default is the host name, perhaps the loopback's.
+        device = ProcessGroupGloo.create_device(hostname=ray.util.get_node_ip_address())
         options = ProcessGroupGloo._Options()
-        options._timeout = TIMEOUT
-        if not os.environ.get("GLOO_SOCKET_IFNAME"):
-            # Ray's address of this node. Gloo's default is the host name, perhaps the loopback's.
-            device = ProcessGroupGloo.create_device(hostname=ray.util.get_node_ip_address())
-            options._devices = [device]
+        options._timeout, options._devices = TIMEOUT, [device]
         self.group = ProcessGroupGloo(self.store, rank, world_size, options)
 
     def finalize(self) -> None:

@@ -27,10 +27,14 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[GlooCheckpointEngine]:
     return [GlooCheckpointEngine(2**20, is_master=i == 0) for i in range(4)]
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, {}])
+@pytest.mark.parametrize(("weights", "interface"), [(WEIGHTS, "lo"), (WEIGHTS, ""), ({}, "")])
 def test_all_engines_get_the_weights_of_the_first_rank(
-    engines: list[GlooCheckpointEngine], weights: dict[str, torch.Tensor]
+    engines: list[GlooCheckpointEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    weights: dict[str, torch.Tensor],
+    interface: str,
 ) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     left = []  # of the weights of each actor rank, which take part in gathering them
 
     def gathered(rank: int) -> Iterator[tuple[str, torch.Tensor]]:
