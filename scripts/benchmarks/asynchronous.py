@@ -74,5 +74,5 @@ def main(parser: ArgumentParser, arguments: Sequence[str]) -> None:
         speed, cells = row(run, trained(run, given.steps, [*shared, *settings])[1:])
         speeds.append(speed)
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    for name, speed in zip(modes, speeds, strict=True):
+    for name, speed in [*zip(modes, speeds, strict=True)][1:]:
         print(f"responses per second, {name} / sync: {speed / speeds[0]:.2f}")
