@@ -206,10 +206,13 @@ def number_of(match: re.Match[str]) -> Number | None:
         return Number(Fraction(6 if "half" in dozen else 12), soft=dozen == "dozens")
     scaled = bool(parts["scale"] or parts["percent"] or parts["and"])
     if digits := parts["digits"].replace(",", ""):
-        integer, _, part = digits.rpartition(" ")
-        if len(digits) > LONGEST_NUMBER or re.search(r"/0+$", part):
+        *integer, part = digits.split()  # at any white space, as in "3\n1/2"
+        denominator = part.partition("/")[2]
+        if len(digits) > LONGEST_NUMBER or (
+            denominator and int(denominator) == 0
+        ):  # any script's 0
             return None
-        value = Fraction(integer.strip() or 0) + Fraction(part)
+        value = sum(map(Fraction, integer), Fraction(part))
         small = value <= 2 if parts["th"] else value == 1 and not (parts["money"] or scaled)
         soft = small or digits == "00" or bool(parts["namer"])
     else:

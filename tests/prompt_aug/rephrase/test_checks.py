@@ -42,6 +42,8 @@ MAY_BE_DOUBTFUL, MAY_BE_ACCEPTED = 0.2, 0.02  # of the good ones, and of those w
         (r"an angle of $60^\circ$, $6\%$ and 7 percent", [6, 7, 60]),
         ("one hundred and two, two million", [102, 2000000]),
         ("at 3:20", [3, 20]),
+        ("3\n1/2 cups, 4 \t 1/4", [Fraction(7, 2), Fraction(17, 4)]),
+        ("1/\u0660 and 5/0", []),  # no value, in any script
         ("two friends have $5 and $7", [2, 5, 7]),
     ],
 )
@@ -131,7 +133,7 @@ def test_what_is_a_fault_and_what_is_none(case: dict[str, str]) -> None:
 
 # Random edits of real pairs: `scripts/bench.py rephrase --fuzz 10000` of commit c02cc858.
 PIECES = ["$", "\\frac", "{", "}", "1", "/0", "^2", "x", "<", "half", "dozen", "[asy]", "\\["]
-PIECES += ["0 times", "half of 0", "²", "3:00", "%", "√(", "-"]
+PIECES += ["0 times", "half of 0", "²", "3:00", "%", "√(", "-", "3\n1/2", "2/0\u06631"]
 
 
 @settings(deadline=None)
