@@ -88,12 +88,12 @@ def hour_lines(e: Estimate, validation: int) -> list[str]:
     parts = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f}" for name in fast)
     steps = e.setup.trainer.total_training_steps
     hours = [e.hours(steps, validation, speed) for speed in (FAST, SLOW)]
-    whole = " to ".join(f"{value * e.setup.gpus:.0f}" for value in hours)
+    gpu_hours = " to ".join(f"{value * e.setup.gpus:.0f}" for value in hours)
     return [
         f"step           {sum(fast.values()):.0f} to {sum(slow.values()):.0f} s: {parts}",
         *asynchronous_lines(e),
         f"run            {steps} steps, each validation of {validation} responses: "
-        f"{hours[0]:.1f} to {hours[1]:.1f} h, {whole} GPU hours",
+        f"{hours[0]:.1f} to {hours[1]:.1f} h, {gpu_hours} GPU hours",
         f"assumed        mean prompt {MEAN_PROMPT}, mean response {e.mean_response} tokens; actor "
         f"{SLOW.mfu:.0%} to {FAST.mfu:.0%} of the peak, engine {SLOW.traffic:.0%} to "
         f"{FAST.traffic:.0%} of the bandwidth; no time for offloading",
@@ -114,10 +114,10 @@ def plan(options: Namespace) -> int:
     shape = shape_of(config.recipe.model_path or "")
     e = Estimate(setup, shape, GPUS[options.gpu], options.mean_response or 0)
     print(f"{options.example}: {config.recipe.model_path} on {setup.gpus} x {options.gpu}")
-    found = [f"NO             {text}" for text in problems(e)]
-    told = hour_lines(e, options.validation) if e.at_once() else []
-    print("\n".join([*memory_lines(e), *told, *found]))
-    return int(bool(found))
+    misfits = [f"NO             {text}" for text in problems(e)]
+    times = hour_lines(e, options.validation) if e.at_once() else []
+    print("\n".join([*memory_lines(e), *times, *misfits]))
+    return int(bool(misfits))
 
 
 def main(arguments: list[str] | None = None) -> int:

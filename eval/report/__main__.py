@@ -39,8 +39,8 @@ def build(
     numbers = [summary(run) for run in runs]
     drawn, absent = figures(runs)
     samples, read = archive(runs), [rollouts(run) for run in paths]
-    for run, found in zip(runs, read, strict=True):
-        missing = [] if found else ["no sample rollouts: rollouts/step_N.jsonl is missing"]
+    for run, lines in zip(runs, read, strict=True):
+        missing = [] if lines else ["no sample rollouts: rollouts/step_N.jsonl is missing"]
         run.notes.extend([*absent, *missing])
     name = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     for figure in drawn:
@@ -57,7 +57,7 @@ def build(
         rollouts=read,
     )
     write_text(folder / "index.html", page.html())
-    by_name = {run.name: found for run, found in zip(runs, numbers, strict=True)}
+    by_name = {run.name: row for run, row in zip(runs, numbers, strict=True)}
     write_json(folder / "summary.json", numbers[0] if len(runs) == 1 else by_name)
     return runs
 
@@ -73,10 +73,10 @@ def _report(options: argparse.Namespace) -> None:
         print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
     for run in runs:
         if run.rows:
-            asked = run.eval_settings
-            told = f"template {asked['template']}, temperature {asked['temperature']:g}"
+            settings = run.eval_settings
+            text = f"template {settings['template']}, temperature {settings['temperature']:g}"
             name = f"{run.name}: " * (len(runs) > 1)
-            print(f"{name}percent right, evaluated with {told}; training prints other accuracies")
+            print(f"{name}percent right, evaluated with {text}; training prints other accuracies")
         for note in run.notes:
             print("note: " + f"{run.name}: " * (len(runs) > 1) + note)
     folder = options.out or RunFolder(options.runs[0]).report

@@ -52,38 +52,38 @@ def archive(runs: Sequence[RunData]) -> Archive:
     """Return all samples of the runs. A note of a run names the checkpoints that are left out."""
     checkpoints: list[dict[str, Any]] = []
     statuses: dict[str, int] = {}
-    found: dict[tuple[str, str, str], _Question] = {}
+    questions: dict[tuple[str, str, str], _Question] = {}
     for run in runs:
         for row in _kept(run, PAGE_SAMPLES // len(runs)):
             shown = ((name, *x) for name in row.benchmarks for x in row.scored.samples(name))
-            for name, question, samples in shown:
+            for name, line, samples in shown:
                 # Two runs may ask the same question with different prompts.
-                prompt = question["prompt_sha256"] if len(runs) == 1 else ""
-                gold, uid = " | ".join(question["gold"]), question["uid"]
-                entry = {"b": name, "u": uid, "t": question["question"], "s": [], "g": gold}
-                known = found.setdefault((name, uid, prompt), _Question(entry))
+                prompt = line["prompt_sha256"] if len(runs) == 1 else ""
+                gold, uid = " | ".join(line["gold"]), line["uid"]
+                entry = {"b": name, "u": uid, "t": line["question"], "s": [], "g": gold}
+                question = questions.setdefault((name, uid, prompt), _Question(entry))
                 for sample in samples:
-                    text = question["prompt"]
-                    place = known.prompts.setdefault(text, len(known.prompts))
+                    text = line["prompt"]
+                    place = question.prompts.setdefault(text, len(question.prompts))
                     status = statuses.setdefault(sample["status"], len(statuses))
                     facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
-                    known.entry["s"].append(facts)
+                    question.entry["s"].append(facts)
                     text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
                     text = text[:limit] + rest(text, limit)
                     record = [place, text, sample.get("extracted"), sample["finish_reason"]]
-                    known.records.append(record)
+                    question.records.append(record)
             checkpoints.append({"run": run.name, "step": row.step})
     blocks: list[str] = []
     block: dict[int, Any] = {}
     size = 0
-    for number, known in enumerate(found.values()):
-        known.entry["k"] = len(blocks)
-        block[number] = {"p": list(known.prompts), "r": known.records}
-        size += sum(len(record[1]) for record in known.records) + 100
-        if size > BLOCK_CHARACTERS or number == len(found) - 1:
+    for number, question in enumerate(questions.values()):
+        question.entry["k"] = len(blocks)
+        block[number] = {"p": list(question.prompts), "r": question.records}
+        size += sum(len(record[1]) for record in question.records) + 100
+        if size > BLOCK_CHARACTERS or number == len(questions) - 1:
             blocks.append(packed(block))
             block, size = {}, 0
-    entries = [known.entry for known in found.values()]
+    entries = [question.entry for question in questions.values()]
     index = {"checkpoints": checkpoints, "statuses": list(statuses), "questions": entries}
     return Archive(index, blocks)
 

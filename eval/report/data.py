@@ -99,7 +99,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
     scored = choose_evaluation(run, settings, notes)
-    require_one_grader({f"step_{step}": one.record["grader"] for step, one in scored.items()})
+    require_one_grader({f"step_{step}": x.record["grader"] for step, x in scored.items()})
     if not scored:
         notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
     if not scored and not lines:
@@ -110,7 +110,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     selection = scored[max(scored)].selection if scored else None
     if selection:
         name = selection.benchmark
-        now = {str(s): one.benchmarks.get(name, {}).get("accuracy") for s, one in scored.items()}
+        now = {str(s): x.benchmarks.get(name, {}).get("accuracy") for s, x in scored.items()}
         if now != selection.scores:
             raise EvaluationError(
                 f"{scored[max(scored)].folder.selection}: the scores have changed since this "
@@ -138,8 +138,8 @@ def checkpoint_rows(
     """
     if not scored:
         return []
-    common = set.intersection(*(set(one.benchmarks) for one in scored.values()))
-    if partial := set().union(*(one.benchmarks for one in scored.values())) - common:
+    common = set.intersection(*(set(x.benchmarks) for x in scored.values()))
+    if partial := set().union(*(x.benchmarks for x in scored.values())) - common:
         notes.append(f"left out, because not all checkpoints have it: {', '.join(sorted(partial))}")
     if not common:
         raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
@@ -167,14 +167,14 @@ def checkpoint_rows(
     return rows
 
 
-def asked_differently(one: Entries, other: Entries) -> list[str]:
-    """Return the benchmarks of `other` that `one` lacks or has with other settings."""
+def asked_differently(entries: Entries, others: Entries) -> list[str]:
+    """Return the benchmarks of `others` that `entries` lacks or has with other settings."""
     return [
         name
-        for name, entry in other.items()
-        if name not in one
-        or one[name].get("order") != entry.get("order")
-        or differences(one[name]["settings"], entry["settings"])
+        for name, entry in others.items()
+        if name not in entries
+        or entries[name].get("order") != entry.get("order")
+        or differences(entries[name]["settings"], entry["settings"])
     ]
 
 
@@ -225,42 +225,48 @@ def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict
     None selects the settings with the most steps; ties go to the newest. Scores of weights that
     were exported anew since are left out with a note.
     """
-    root, found, stale = RunFolder(run).evaluation, dict[str, dict[int, Scored]](), list[str]()
+    root, by_settings, stale = (
+        RunFolder(run).evaluation,
+        dict[str, dict[int, Scored]](),
+        list[str](),
+    )
     for folder in sorted(root.glob("*/")):
         for step, path in numbered(folder, "step_").items():
             files = EvaluationFolder(path)
             if not files.scores.exists():
                 continue
-            one = Scored(files, read_json(files.scores))
-            if has_changed(RunFolder(run).exported(step), one.record["identity"]):
+            scored = Scored(files, read_json(files.scores))
+            if has_changed(RunFolder(run).exported(step), scored.record["identity"]):
                 stale.append(f"{folder.name}/step_{step}")
             else:
-                found.setdefault(folder.name, {})[step] = one
+                by_settings.setdefault(folder.name, {})[step] = scored
     if stale:
         notes.append(
             f"scores left out, because the exports have other weights now: {', '.join(stale)}. Run "
             "eval.sweep again."
         )
-    if settings is not None and settings not in found:
-        raise EvaluationError(f"no scores of the settings {settings!r} in {root}: {sorted(found)}")
-    if not found:
+    if settings is not None and settings not in by_settings:
+        raise EvaluationError(
+            f"no scores of the settings {settings!r} in {root}: {sorted(by_settings)}"
+        )
+    if not by_settings:
         return {}
 
     def rank(name: str) -> tuple[int, float]:
-        written = [one.folder.scores.stat().st_mtime for one in found[name].values()]
+        written = [scored.folder.scores.stat().st_mtime for scored in by_settings[name].values()]
         return len(written), max(written)
 
-    chosen = settings or max(found, key=rank)
-    if others := sorted(set(found) - {chosen}):
+    chosen = settings or max(by_settings, key=rank)
+    if others := sorted(set(by_settings) - {chosen}):
         notes.append(f"these are the settings {chosen}; others (--settings): {', '.join(others)}")
-    return found[chosen]
+    return by_settings[chosen]
 
 
 def scored_steps(run: Path, settings: str | None) -> dict[int, Scored]:
     """Return the scored checkpoints of a run by step, at least one; print which were chosen."""
-    found = choose_evaluation(run, settings, notes := list[str]())
+    scored = choose_evaluation(run, settings, notes := list[str]())
     for note in notes:
         print(f"note: {note}")
-    if not found:
+    if not scored:
         raise EvaluationError(f"{run} has no scores: run `python -m eval.sweep {run}` first")
-    return found
+    return scored

@@ -149,15 +149,15 @@ def accuracy_by_step(runs: Runs) -> Figure:
     curves: dict[str, list[Curve]] = {}
     for name in [*names, TOTAL] if len(names) > 1 else names:
         for run in runs:
-            known = {row.step: {TOTAL: asdict(row.total), **row.benchmarks} for row in run.rows}
-            scores = {step: found[name] for step, found in known.items() if name in found}
+            by_step = {row.step: {TOTAL: asdict(row.total), **row.benchmarks} for row in run.rows}
+            scores = {step: entries[name] for step, entries in by_step.items() if name in entries}
             if scores:
                 y = [100 * entry["accuracy"] for entry in scores.values()]
                 error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
                 panel, label = (HELD_OUT, name) if len(runs) == 1 else (name, run.name)
                 curves.setdefault(panel, []).append(Curve(label, list(scores), y, error))
     caption = "bars are one standard error, clustered by question"
-    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
+    panels = [Panel(title, "percent right", lines) for title, lines in curves.items()]
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
 
@@ -176,7 +176,7 @@ def validation(runs: Runs) -> Figure:
         "questions of data.val_files, asked during training; bars are one standard error over "
         "questions"
     )
-    panels = [Panel(title, "percent right", found) for title, found in curves.items()]
+    panels = [Panel(title, "percent right", lines) for title, lines in curves.items()]
     return Figure("validation", VALIDATION, caption, panels)
 
 
@@ -188,14 +188,14 @@ def logged(runs: Runs) -> dict[str, list[Series]]:
         return series[0][::stride], [float(f"{y:.6g}") for y in series[1][::stride]]
 
     keys = sorted({key for run in runs for key in run.keys("")} - {"step"})
-    found = {key: [thinned(run.series(key)) for run in runs] for key in keys}
-    return {key: several for key, several in found.items() if any(steps for steps, _ in several)}
+    series = {key: [thinned(run.series(key)) for run in runs] for key in keys}
+    return {key: several for key, several in series.items() if any(steps for steps, _ in several)}
 
 
 def status_notes(statuses: Iterable[str]) -> str:
     """Return the explanations of those statuses that need one."""
-    known = ((status, STATUS_NOTES.get(status)) for status in statuses)
-    return "; ".join(f"{status.replace('_', ' ')}: {note}" for status, note in known if note)
+    notes = ((status, STATUS_NOTES.get(status)) for status in statuses)
+    return "; ".join(f"{status.replace('_', ' ')}: {note}" for status, note in notes if note)
 
 
 def pass_at_k_curves(runs: Runs) -> Figure:
@@ -210,7 +210,7 @@ def pass_at_k_curves(runs: Runs) -> Figure:
                     curve = Curve(_label(runs, run, f"step {row.step}"), ks, y)
                     curves.setdefault(name, []).append(curve)
     caption = "unbiased, from all samples of a question; the first and the last checkpoint"
-    panels = [Panel(name, "percent", found) for name, found in curves.items()]
+    panels = [Panel(name, "percent", lines) for name, lines in curves.items()]
     return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
 
 
@@ -232,7 +232,7 @@ def template_names(data: RunData) -> list[str]:
 def step_time(runs: Runs) -> Figure:
     """Return the seconds of a training step; for one run its parts, stacked unless they overlap."""
     about = ("step_time", "Step time", "without validation and saving")
-    steps, whole = runs[0].series("timing_s/step")
+    steps, totals = runs[0].series("timing_s/step")
     if len(runs) > 1 or not steps:
         return _metrics(runs, *about, (STEP_SECONDS, "seconds", {"timing_s/step": ""}))
     by_step = {float(line["step"]): line for line in runs[0].metrics}
@@ -241,10 +241,10 @@ def step_time(runs: Runs) -> Figure:
         seconds = [float(by_step[step].get(f"timing_s/{part}") or 0.0) for step in steps]
         if any(seconds):
             parts[label] = seconds
-    rest = [total - sum(p[i] for p in parts.values()) for i, total in enumerate(whole)]
+    rest = [total - sum(p[i] for p in parts.values()) for i, total in enumerate(totals)]
     # If the parts overlap, stacking them would show more time than the step took.
-    stacked = all(left >= -0.05 * total for left, total in zip(rest, whole, strict=True))
-    parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"whole step": whole}
+    stacked = all(left >= -0.05 * total for left, total in zip(rest, totals, strict=True))
+    parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"whole step": totals}
     curves = [Curve(part, steps, values) for part, values in parts.items()]
     return Figure(*about, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
 
@@ -253,7 +253,7 @@ def _metrics(
     runs: Runs, name: str, title: str, caption: str, *panels: tuple[str, str, Mapping[str, str]]
 ) -> Figure:
     """Return a figure of metrics. A panel: its title, unit, and {metric: label of its curve}."""
-    found = []
+    drawn = []
     for heading, unit, keys in panels:
         curves = [
             Curve(_label(runs, run, label), *series)
@@ -261,16 +261,16 @@ def _metrics(
             for key, label in keys.items()
             if (series := run.series(key))[0]
         ]
-        found += [Panel(heading, unit, curves)] if curves else []
-    return Figure(name, title, caption, found)
+        drawn += [Panel(heading, unit, curves)] if curves else []
+    return Figure(name, title, caption, drawn)
 
 
 def figures(runs: Runs) -> tuple[list[Figure], list[str]]:
     """Return the figures in the order of the page, and a note for each that has no data."""
-    found = sorted({key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])})
-    grades = {key: key.removeprefix("grade/").replace("_", " ") for key in found}
+    keys = sorted({key for run in runs for key in run.keys("grade/") if any(run.series(key)[1])})
+    grades = {key: key.removeprefix("grade/").replace("_", " ") for key in keys}
     status = [("Grading status in training", "share of rollouts", grades)]
-    notes = status_notes(key.removeprefix("grade/") for key in found)
+    notes = status_notes(key.removeprefix("grade/") for key in keys)
     about = "; ".join(filter(None, ("shares of all training rollouts", notes)))
     plain = {
         name: _metrics(runs, name, title, caption, *panels)

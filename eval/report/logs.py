@@ -36,10 +36,10 @@ def read_log(text: str) -> list[dict[str, Any]]:
     for number, entries in STEP.findall(text):
         step = int(number)
         if steps and step < max(steps):
-            steps = {known: line for known, line in steps.items() if known < step}
-        found = {_renamed(key): float(value) for key, value in ENTRY.findall(entries)}
-        steps[step] = steps.get(step, {}) | found
-    return [metrics_line(step, found) for step, found in steps.items() if found]
+            steps = {earlier: line for earlier, line in steps.items() if earlier < step}
+        values = {_renamed(key): float(value) for key, value in ENTRY.findall(entries)}
+        steps[step] = steps.get(step, {}) | values
+    return [metrics_line(step, values) for step, values in steps.items() if values]
 
 
 def _renamed(key: str) -> str:

@@ -90,12 +90,14 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
 def settings_blocks(run: RunData, several: bool) -> list[Block]:
     settings, of = run.eval_settings.items(), f" of {run.name}" if several else ""
     head = ["name", "value"]
-    found: dict[str, tables.Table] = {
+    tables_by_title: dict[str, tables.Table] = {
         "Evaluation": [head, *([name, str(x)] for name, x in settings if x is not None)],
         "Environment of training": [head, *tables.environment_table(run)],
         "Notes": [["note"], *([note] for note in run.notes)],
     }
-    return [Block(f"{t}{of}", "", rows, kind="") for t, rows in found.items() if len(rows) > 1]
+    return [
+        Block(f"{t}{of}", "", rows, kind="") for t, rows in tables_by_title.items() if len(rows) > 1
+    ]
 
 
 def library(package: str, file: str) -> str:
@@ -148,9 +150,9 @@ class Page:
                     "name": run.name,
                     "settings": settings_blocks(run, len(self.runs) > 1),
                     "configuration": tables.configuration(run),
-                    "rollouts": found,
+                    "rollouts": rollouts,
                 }
-                for run, found in zip(self.runs, self.rollouts, strict=True)
+                for run, rollouts in zip(self.runs, self.rollouts, strict=True)
             ],
             metrics=[(g, list(keys)) for g, keys in groupby(metrics, lambda k: k.split("/")[0])],
             metric_block=packed(metrics),

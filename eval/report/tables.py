@@ -118,10 +118,10 @@ def checkpoint_table(data: RunData) -> Table:
     """Return a row per checkpoint, at least one, in percent ± one standard error."""
     head, several = ["checkpoint"], len(data.rows[-1].benchmarks) > 1
     for name, entry in data.rows[-1].benchmarks.items():
-        asked = entry["settings"]
-        size = str(asked["questions"])
-        size += f" of {asked['of']}" if asked["questions"] != asked["of"] else ""
-        size += f" x {asked['samples']}" if asked["samples"] > 1 else ""
+        settings = entry["settings"]
+        size = str(settings["questions"])
+        size += f" of {settings['of']}" if settings["questions"] != settings["of"] else ""
+        size += f" x {settings['samples']}" if settings["samples"] > 1 else ""
         head.append(f"{name} ({size})")
     head += ["all questions"] * several
     table = [[*head, "gain over start", "p", "no answer", "truncated", "tokens"]]
@@ -132,8 +132,8 @@ def checkpoint_table(data: RunData) -> Table:
             for e in entries
         ]
         weights = [entry["samples"] for entry in entries]
-        known = np.array(rates, dtype=float)  # NaN for unknown tokens
-        no_answer, truncated, tokens = np.average(known, axis=0, weights=weights)
+        values = np.array(rates, dtype=float)  # NaN for unknown tokens
+        no_answer, truncated, tokens = np.average(values, axis=0, weights=weights)
         name = "start (step 0)" if row.step == 0 else f"step {row.step}"
         table.append([
             name + " *" * (data.selection is not None and data.selection.step == row.step),
@@ -174,15 +174,15 @@ def extraction_table(data: RunData) -> Table:
 def level_table(data: RunData) -> Table:
     """Return the accuracy by level of difficulty, of the start and the result."""
     rows = data.start_and_result
-    found: dict[tuple[str, int], list[list[float]]] = {}
+    by_level: dict[tuple[str, int], list[list[float]]] = {}
     for column, row in enumerate(rows):
         for name in row.benchmarks:
             for question, mean in row.scored.means(name):
                 if question["level"] is not None:
-                    place = found.setdefault((name, question["level"]), [[] for _ in rows])
+                    place = by_level.setdefault((name, question["level"]), [[] for _ in rows])
                     place[column].append(mean)
     table = [["benchmark", "level", *(step_name(row.step) for row in rows)]]
-    for (name, level), columns in sorted(found.items()):
+    for (name, level), columns in sorted(by_level.items()):
         scores = [metrics.of_means(means) if means else None for means in columns]
         table.append([name, str(level), *map(share, scores)])
     return table
@@ -202,9 +202,9 @@ def template_table(data: RunData) -> Table:
         cells = [percent(weights.sum() / sum(responses))]
         for part in ("accuracy", "format"):
             key = f"template/{name}/{part}"
-            known = [(line[key], w) for line, w in zip(lines, weights, strict=True) if key in line]
-            total = sum(w for _, w in known)
-            cells.append(percent(sum(x * w for x, w in known) / total) if total else "-")
+            values = [(line[key], w) for line, w in zip(lines, weights, strict=True) if key in line]
+            total = sum(w for _, w in values)
+            cells.append(percent(sum(x * w for x, w in values) / total) if total else "-")
         table.append([name, *cells])
     return table
 
@@ -309,12 +309,12 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells = ["-"] * 7
         if run.rows:
             last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-            other, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
+            gain, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
             if run is not first and set(a) == set(b) and not asked_differently(a, b):
-                other = paired(question_means(a, a), question_means(b, a))
-            against = f"{points(other)} {interval(other)}" if other else "-"
+                gain = paired(question_means(a, a), question_means(b, a))
+            against = f"{points(gain)} {interval(gain)}" if gain else "-"
             cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
-            cells += [change(last.gain), p_value(last.gain), against, p_value(other)]
+            cells += [change(last.gain), p_value(last.gain), against, p_value(gain)]
         seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
         cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
         table.append([run.name, method(run.config) or "-", *cells])
@@ -325,13 +325,13 @@ def configurations_table(runs: Sequence[RunData]) -> Table:
     """Return the keys of config.yaml that differ between runs, without secrets."""
 
     def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for key, value in node.items():
             if isinstance(value, Mapping) and value:
-                found |= flat(value, f"{prefix}{key}.")
+                settings |= flat(value, f"{prefix}{key}.")
             else:
-                found[f"{prefix}{key}"] = str(value)
-        return found
+                settings[f"{prefix}{key}"] = str(value)
+        return settings
 
     columns = [flat(without_secrets(run.config)) for run in runs]
     keys = dict.fromkeys(key for values in columns for key in values if key not in NAMES)
@@ -341,16 +341,16 @@ def configurations_table(runs: Sequence[RunData]) -> Table:
 
 def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
     """Return (heading, checkpoint table), one for all runs that have the same columns."""
-    found: dict[tuple[str, ...], tuple[list[str], Table]] = {}
+    by_head: dict[tuple[str, ...], tuple[list[str], Table]] = {}
     for run in filter(lambda run: run.rows, runs):
         head, *rows = checkpoint_table(run)
-        names, table = found.setdefault(tuple(head), ([], []))
+        names, table = by_head.setdefault(tuple(head), ([], []))
         names.append(run.name)
         table += [[run.name, *row] if len(runs) > 1 else row for row in rows]
     first = ["run"] if len(runs) > 1 else []
     return [
-        ("" if len(found) == 1 else ", ".join(names), [[*first, *head], *table])
-        for head, (names, table) in found.items()
+        ("" if len(by_head) == 1 else ", ".join(names), [[*first, *head], *table])
+        for head, (names, table) in by_head.items()
     ]
 
 
@@ -358,14 +358,14 @@ def expected_results() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(read_text(Path(__file__).with_name("expected.yaml"))))
 
 
-def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[str, Table]]:
+def expected_tables(runs: Sequence[RunData], chosen: str | None) -> list[tuple[str, Table]]:
     """Return (source, table) of each published entry that fits a run, ours in the last rows.
 
-    An entry fits if it is the one `asked` for, or has the run's start model and a benchmark of it.
+    An entry fits if it is the `chosen` one, or has the run's start model and a benchmark of it.
     """
-    known = expected_results()
-    if asked is not None and asked not in known:
-        raise EvaluationError(f"--expected {asked}: known are {', '.join(sorted(known))}")
+    expected = expected_results()
+    if chosen is not None and chosen not in expected:
+        raise EvaluationError(f"--expected {chosen}: known are {', '.join(sorted(expected))}")
 
     def fits(run: RunData, entry: Mapping[str, Any]) -> bool:
         own = str(run.model or "").rstrip("/").rpartition("/")[2]
@@ -379,8 +379,8 @@ def expected_tables(runs: Sequence[RunData], asked: str | None) -> list[tuple[st
         return "-" if value is None else percent(value)
 
     tables = []
-    for name, entry in known.items():
-        fitting = [run for run in runs if run.rows and (name == asked or fits(run, entry))]
+    for name, entry in expected.items():
+        fitting = [run for run in runs if run.rows and (name == chosen or fits(run, entry))]
         rows = [["", *entry["benchmarks"]]]
         rows += [[row, *(f"{x:.1f}" for x in values)] for row, values in entry["rows"].items()]
         for run in fitting:

@@ -181,8 +181,8 @@ def from_files(names: Sequence[str | Path]) -> Any:
         return datasets.Dataset(datasets.table.InMemoryTable(table.cast(pa.schema(fields))))
     read = _csv_rows if kind == ".csv" else _json_rows
     if rows := [row for path in paths for row in read(path)]:
-        known = _fields(rows)
-        return [{name: row.get(name) for name in known} for row in rows]
+        columns = _fields(rows)
+        return [{name: row.get(name) for name in columns} for row in rows]
     raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
 
 

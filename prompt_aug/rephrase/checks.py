@@ -347,13 +347,13 @@ def check(
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
         return Check("reject", (reject("length", f"{len(candidate)} characters"),))
-    own, other = read(question), read(candidate)
+    original, changed = read(question), read(candidate)
     reasons = (
         *surface(question, candidate),
         *copies(question, candidate, siblings),
         *leaked_answers(question, candidate, answers),
-        *compare_numbers(own, other),
-        *compare_formulas(own, other),
-        *compare_words(own, other),
+        *compare_numbers(original, changed),
+        *compare_formulas(original, changed),
+        *compare_words(original, changed),
     )
     return Check(verdict_of(reasons), reasons)

@@ -78,13 +78,13 @@ class Run:
 
     def wanting(self) -> dict[str, int]:
         """Estimate the further candidates that each question needs, from the acceptance rate."""
-        found = {uid: len(accepted(several)) for uid, several in self.listed.items()}
+        counts = {uid: len(accepted(several)) for uid, several in self.listed.items()}
         candidates = sum(map(len, self.listed.values()))
-        share = sum(found.values()) / candidates if candidates else FIRST_GUESS
+        share = sum(counts.values()) / candidates if candidates else FIRST_GUESS
         return {
-            r.uid: math.ceil((self.options.n - found[r.uid]) / max(share, LEAST_GUESS))
+            r.uid: math.ceil((self.options.n - counts[r.uid]) / max(share, LEAST_GUESS))
             for r in self.requests
-            if found[r.uid] < self.options.n
+            if counts[r.uid] < self.options.n
             and r.key not in self.failed
             and self.model.store.requested[r.key] < self.options.most
         }

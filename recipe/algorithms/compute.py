@@ -68,9 +68,9 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
     arguments.update({name: getattr(rollouts, name) for name in inputs})
     mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
     result = function(rewards_B, group_B, **arguments)
-    found, returns_BT = result if isinstance(result, tuple) else (torch.as_tensor(result), None)
-    found = finite("advantages", found, mask_BT.shape if found.dim() == 2 else rewards_B.shape)
-    advantages_BT = (found if found.dim() == 2 else found[:, None]) * mask_BT
+    values, returns_BT = result if isinstance(result, tuple) else (torch.as_tensor(result), None)
+    values = finite("advantages", values, mask_BT.shape if values.dim() == 2 else rewards_B.shape)
+    advantages_BT = (values if values.dim() == 2 else values[:, None]) * mask_BT
     matrices = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
     tokens = validated(*matrices)
     c_BT = covariance_of(tokens, centre="group", advantage_centre="responses")

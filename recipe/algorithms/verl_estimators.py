@@ -32,8 +32,8 @@ def _of_verl(name: str) -> Callable[..., Any]:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
     if name not in ADV_ESTIMATOR_REGISTRY:
-        known = ", ".join(sorted(set(ADV_ESTIMATOR_REGISTRY) - set(MISSING)))
-        raise ConfigError(f"recipe.advantage.name=verl:{name}: unknown to verl. Known are {known}.")
+        names = ", ".join(sorted(set(ADV_ESTIMATOR_REGISTRY) - set(MISSING)))
+        raise ConfigError(f"recipe.advantage.name=verl:{name}: unknown to verl. Known are {names}.")
     if name in MISSING:
         raise ConfigError(
             f"recipe.advantage.name=verl:{name}: {MISSING[name]}, which this trainer does not "
@@ -99,8 +99,8 @@ def estimator(name: str) -> Callable[..., torch.Tensor]:
             if mask_BT.sum() < 2:  # verl's whitening raises
                 return torch.zeros_like(float64(mask_BT)), torch.zeros_like(float64(mask_BT))
             mask = mask_BT.long()
-            found = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
-            return float64(found[0]) * mask_BT, float64(found[1]) * mask_BT
+            result = function(token_level_rewards=rewards_BT, response_mask=mask, **components)
+            return float64(result[0]) * mask_BT, float64(result[1]) * mask_BT
 
         # OPO weights its baseline by the lengths of all rows.
         advantages_BT, returns_BT = over(mask_BT & (trained_B[:, None] | (name == OPO)))

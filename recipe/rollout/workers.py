@@ -50,9 +50,9 @@ _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 T = TypeVar("T")
 
 
-def failure(error: BaseException, *, lost: int, asked: int) -> dict[str, Any]:
+def failure(error: BaseException, *, lost: int, requested: int) -> dict[str, Any]:
     """The tag of a question with failed rollouts: how many, and the error."""
-    return {"status": "failure", "lost": lost, "asked": asked, "error": first_cause(error)}
+    return {"status": "failure", "lost": lost, "requested": requested, "error": first_cause(error)}
 
 
 async def retry_once(call: Callable[[], Awaitable[T]], log: Callable[[BaseException], None]) -> T:
@@ -185,7 +185,7 @@ class GroupedAgentLoopWorker(_Worker):
         except Exception as error:
             # Every group must end in some status, or the trainer waits forever.
             self._log(f"question {prompt['uid']}", error)
-            tag = failure(error, lost=count, asked=count)
+            tag = failure(error, lost=count, requested=count)
         # After its rows, since the replay buffer reads the rows of a group that has a final status.
         await tq.async_kv_put(key=prompt["uid"], partition_id=partition, tag=tag)
 
@@ -207,7 +207,7 @@ class GroupedAgentLoopWorker(_Worker):
         for error in errors:
             self._log(f"retried rollout of question {uid}", error)
         if errors:
-            return failure(errors[0], lost=len(errors), asked=count)
+            return failure(errors[0], lost=len(errors), requested=count)
         await retry_once(
             partial(self._score, results, prompt),
             partial(self._log, f"grading of question {uid}"),

@@ -95,8 +95,8 @@ class AsyncMixin(RecipeMixin):
         super()._load_checkpoint()
         # verl saves the queue before it deletes the rows of the step, which nobody would read.
         tags = (tq.kv_list("train") or {}).get("train", {})
-        asked = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
-        trained = [key for key in tags if key not in asked and group_id(key) not in asked]
+        prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
+        trained = [key for key in tags if key not in prompts and group_id(key) not in prompts]
         validated = list((tq.kv_list("val") or {}).get("val", {}))
         for partition, keys in (("train", trained), ("val", validated)):
             if keys:

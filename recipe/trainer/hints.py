@@ -29,8 +29,10 @@ def forward_of(workers: Any, temperature: float, count: int) -> Forward:
         batch = rows_of(prompts, responses, count)
         settings = {"calculate_entropy": False, "compute_loss": False, "no_lora_adapter": False}
         tu.assign_non_tensor(batch, **settings, temperature=temperature)
-        found = workers.compute_log_prob(batch)["log_probs"]
-        return list(response_from_nested(found, batch["response_mask"]).unbind())[: len(prompts)]
+        log_probs = workers.compute_log_prob(batch)["log_probs"]
+        return list(response_from_nested(log_probs, batch["response_mask"]).unbind())[
+            : len(prompts)
+        ]
 
     return forward
 
@@ -71,9 +73,9 @@ def hinted_logprobs(
         if len(prompt.ids) <= limit:
             chosen.append(i)
             prompts.append(torch.tensor(prompt.ids))
-    found = sum(answer is not None for answer in answers)
+    count = sum(answer is not None for answer in answers)
     metrics["hint/share"] = len(chosen) / len(real)
-    metrics["hint/left_out"] = (found - len(chosen)) / len(real)
+    metrics["hint/left_out"] = (count - len(chosen)) / len(real)
     result = fetched.padded["old_log_probs"].clone()
     if chosen:
         responses = [fetched.rows["responses"][i] for i in chosen]

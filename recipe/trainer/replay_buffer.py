@@ -112,8 +112,8 @@ class BoundedReplayBuffer(ReplayBuffer):
         if failed := sorted(self.failure_keys[partition_id]):
             tag = (tq.kv_list() or {})[partition_id][failed[0]]
             raise RolloutError(
-                f"{tag['lost']} of {tag['asked']} rollouts of question {failed[0]} failed, also "
-                f"when retried: {tag['error']}. No step is trained on a part of its rollouts."
+                f"{tag['lost']} of {tag['requested']} rollouts of question {failed[0]} failed, "
+                f"also when retried: {tag['error']}. No step is trained on a part of its rollouts."
             )
         if self._must_wait(partition_id):
             return set(), set(), set(), Counter()

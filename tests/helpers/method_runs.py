@@ -16,10 +16,10 @@ from recipe.run import folder as run_folder
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = group_names("method")
 NEEDED = {"one_shot": ["recipe.one_question=5"]}  # a sum with a carry under the seeds 0, 1 and 2
-# These change the agent loop or the sampling, so they cannot share a run. test_pipeline_e2e.py and
-# unit tests cover prompt_aug and ta_grpo_star; grpo_ds has the sampling of dapo.
-RUN_ALONE = {"ta_grpo": "anchored", "dapo": "dapo"}
-SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds")
+# These change the agent loop or the sampling, so they cannot share a run. test_pipeline_e2e.py has
+# prompt_aug, test_together_e2e.py the sampling of dapo and grpo_ds, unit tests have ta_grpo_star.
+RUN_ALONE = {"ta_grpo": "anchored"}
+SEEN_ELSEWHERE = ("prompt_aug", "ta_grpo_star", "grpo_ds", "dapo")
 LOSSES_RUN = ("clip_cov", "kl_cov", "gspo", "cispo", "sapo", "gmpo", "vespo", "fipo")  # or vanilla
 NAMED_LOSSES = {"luspo": "gspo", "sdpo": "cispo"}  # methods with a loss of another name
 # grpo first: it has no token weights, which test_failed_rollouts_are_retried relies on.
@@ -147,7 +147,7 @@ class Runner:
 
 
 def start_all(runner: Runner) -> None:
-    """Queue all runs of test_methods_e2e.py: four starts of the trainer."""
+    """Queue all runs of test_methods_e2e.py: three starts of the trainer."""
     replay = ["recipe.weights.name=gaussian_covariance", *ONE_UPDATE, *published("ta_grpo")]
     replay += [f"skip.rollout_tq.dump_dir={runner.base / 'dump'}", "skip.rollout_tq.steps=[1,2]"]
     replay += ["skip.rollout_tq.enable=true", "trainer.experiment_name=replayed"]
@@ -159,7 +159,6 @@ def start_all(runner: Runner) -> None:
     first = runner.base / "anchored" / "checkpoints" / "global_step_1"
     ranks += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={first}"]
     runner.start_shared()
-    runner.start("dapo", "dapo", "recipe.save_tensors_every=1")
     runner.start("ranks", "ta_grpo", *replay, *ranks, after="anchored")
 
 

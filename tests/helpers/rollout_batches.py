@@ -150,7 +150,7 @@ class GroupQueue:
     def finish(self, uid: str, group: Group) -> None:
         self.tags[uid]["status"] = "failure" if None in group else "finished"
         if None in group:
-            counts = {"lost": group.count(None), "asked": len(group)}
+            counts = {"lost": group.count(None), "requested": len(group)}
             self.tags[uid] |= {"error": f"ValueError: {uid}", **counts}
         for i, accuracy in enumerate(group):
             if accuracy is not None and None not in group and f"{uid}_{i}" not in self.vanish:

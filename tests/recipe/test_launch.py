@@ -88,6 +88,8 @@ def test_a_run_starts_its_own_ray_unless_an_address_is_set(
     assert own.ray_kwargs.ray_init.address == "local"
     assert own.ray_kwargs.ray_init.log_to_driver is True  # into logs/train.log
     assert own.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
+    hook = own.ray_kwargs.ray_init.runtime_env.worker_process_setup_hook
+    monkeypatch.setattr(hook, lambda: None)  # raises if it does not exist
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     launch.set_ray(config)
     assert config.ray_kwargs.ray_init.get("address") is None

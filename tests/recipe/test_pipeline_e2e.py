@@ -1,7 +1,8 @@
-"""A small run on the CPU: real trainer and engine, early ends, resumes, export, evaluation.
+"""A small run on the CPU: real trainer and engine, an early end, a resume, export, evaluation.
 
 A fifth of its questions are from MATH, if the folder of real data exists. The run is ended early by
-SIGTERM and by SIGKILL. Steps that are trained again must have the same results.
+SIGTERM, and steps that are trained again must have the same results. The asynchronous trainers with
+no window must have them, too; one of these runs is ended by SIGKILL.
 """
 
 import json
@@ -61,7 +62,7 @@ def make_questions(folder: Path) -> Path:
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
 
-def command(run: Path) -> list[str]:
+def command(run: Path, *more: str) -> list[str]:
     return [
         *(sys.executable, "-m", "recipe.train", "toy"),
         *(f"recipe.run_dir={run}", "eval.max_questions=20", "data.val_max_samples=20"),
@@ -73,6 +74,7 @@ def command(run: Path) -> list[str]:
         *("data.max_prompt_length=320", f"{ROLLOUT}.max_model_len=400"),
         *("trainer.logger=[tensorboard,wandb]", f"trainer.validation_data_dir={run}/validation"),
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=2"),
+        *more,
     ]
 
 
@@ -105,29 +107,28 @@ class Launched:
     def wait_for_steps(self, count: int) -> None:
         self.wait_for(lambda: len(run_folder.read_metrics(self.run)) >= count)
 
-    def kept(self, *steps: int) -> dict[int, Any]:
-        """The records of `steps` on disk now; these steps are trained again."""
-        lines = {m["step"]: m for m in run_folder.read_metrics(self.run)}
-        return {n: (responses(self.run, n), lines[n]) for n in steps if n in lines}
 
-
-def launch(run: Path, name: str) -> Launched:
-    log = run.parent / f"{name}.log"
+def launch(run: Path, *more: str) -> Launched:
+    log = run.with_suffix(".log")
     environment = {**os.environ, "WANDB_MODE": "offline"}
     with log.open("w") as file:
-        process = subprocess.Popen(command(run), stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(command(run, *more), stdout=file, stderr=file, env=environment)
     return Launched(run, process, log)
+
+
+def records(run: Path) -> dict[int, tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """The rollouts and the metrics of each step on disk now."""
+    return {m["step"]: (rollouts(run, m["step"]), m) for m in run_folder.read_metrics(run)}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A run that gets SIGTERM, loses its last checkpoint, resumes, is killed, and finishes."""
+    """A run that gets SIGTERM, loses its last checkpoint, resumes and finishes."""
     base = tmp_path_factory.mktemp("pipeline")
     run = base / "run"
     make_questions(base)
     seen: dict[str, Any] = {"run": run}
-    terminate(launch(run, "first"), seen)
-    kill(launch(run, "second"), seen)
+    terminate(launch(run), seen)
     seen["resumed"] = call(*command(run))
     seen["again"] = call(*command(run))
     yield seen
@@ -146,28 +147,11 @@ def terminate(first: Launched, seen: dict[str, Any]) -> None:
     seen["left"] = processes.marked(str(run))
     seen["steps"] = [m["step"] for m in run_folder.read_metrics(run)]
     seen["saved"] = saved = checkpoints.tracked_step(run / "checkpoints")
-    seen["before"] = first.kept(3, 4)
+    seen["before"] = {step: record for step, record in records(run).items() if step >= 3}
     folder = run / "checkpoints" / f"global_step_{saved}"
     seen["damage"] = checkpoints.damage(folder)
     shard = folder / "actor" / "model_world_size_1_rank_0.pt"
     shard.write_bytes(shard.read_bytes()[:5000])
-
-
-def kill(second: Launched, seen: dict[str, Any]) -> None:
-    """SIGKILL after the fifth step, the first one after a checkpoint."""
-    run = second.run
-    second.wait_for_steps(5)
-    seen["processes_before"] = len(processes.marked(str(run)))
-    os.kill(second.process.pid, signal.SIGKILL)
-    second.process.wait()
-    seen["went_on"] = second.log.read_text()
-    end = time.monotonic() + 60
-    while processes.marked(str(run)) and time.monotonic() < end:
-        time.sleep(0.5)
-    seen["processes_after"] = [p.cmdline() for p in processes.marked(str(run))]
-    seen["at_kill"] = checkpoints.tracked_step(run / "checkpoints")
-    seen["after"] = second.kept(3, 4)
-    seen["before"] |= second.kept(5)
 
 
 def test_sigterm_saves_and_exits_with_75(finished: dict[str, Any]) -> None:
@@ -183,20 +167,13 @@ def test_sigterm_saves_and_exits_with_75(finished: dict[str, Any]) -> None:
     assert "Traceback" not in finished["second_start"].stderr
 
 
-def test_a_damaged_checkpoint_is_skipped_and_a_kill_leaves_no_process(
-    finished: dict[str, Any],
-) -> None:
-    assert f"step {finished['saved']} is not whole" in finished["went_on"]
-    assert "going on from step 2" in finished["went_on"]
-    assert finished["processes_before"] > 3  # Ray and vLLM were running
-    assert finished["processes_after"] == []
-    assert finished["at_kill"] == 4
-
-
 def test_the_resumed_run_has_every_step_once_and_a_finished_one_starts_nothing(
     finished: dict[str, Any],
 ) -> None:
     assert finished["resumed"].returncode == 0, finished["resumed"].stderr[-3000:]
+    output = finished["resumed"].stdout + finished["resumed"].stderr
+    assert f"step {finished['saved']} is not whole" in output
+    assert "going on from step 2" in output
     lines = run_folder.read_metrics(finished["run"])
     assert [m["step"] for m in lines] == list(range(1, STEPS + 1))
     assert [m["train/optimizer_steps"] for m in lines] == [2, 4, 6, 8, 10, 12]
@@ -204,7 +181,7 @@ def test_the_resumed_run_has_every_step_once_and_a_finished_one_starts_nothing(
     assert seconds == sorted(seconds)
     assert finished["again"].returncode == 0
     environment = read_json(finished["run"] / "environment.json")
-    assert len(environment["resumed"]) == 2  # not the call for a finished run
+    assert len(environment["resumed"]) == 1  # not the call for a finished run
     assert "done already" in finished["again"].stdout
     assert "starting Ray" not in finished["again"].stdout + finished["again"].stderr
     assert processes.marked(str(finished["run"])) == []
@@ -215,10 +192,6 @@ def test_the_resumed_run_has_every_step_once_and_a_finished_one_starts_nothing(
 def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
     path = run / "rollouts" / f"step_{step}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def responses(run: Path, step: int) -> list[str]:
-    return [row["response"] for row in rollouts(run, step)]
 
 
 def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, Any]) -> None:
@@ -236,28 +209,56 @@ def test_templates_are_the_draws_of_seed_epoch_and_question(finished: dict[str, 
     assert len(set(uids)) == 8 * 5  # no question twice within the epoch
 
 
-# Values that depend on the clock, the machine's load or the order of arrival.
-TIMED = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/")
+# Values of the clock and of the machine's load, and those that one of two runs has.
+OTHER = ("timing", "perf/", "actor/perf", "train/wall_seconds", "replay_buffer/")
+OTHER += ("staleness/", "val/", "val-core/", "val-aux/")
+
+
+def assert_equal(one: tuple[Any, dict[str, Any]], two: tuple[Any, dict[str, Any]]) -> None:
+    """The same tokens, and metrics equal to 1e-6: the last bits of log-probabilities depend on
+    which requests share the engine's batch."""
+    assert one[0] == two[0]
+    metrics, others = one[1], two[1]
+    assert metrics["actor/grad_norm"] > 0  # so the tokens of the next step depend on this one
+    assert {"train/entropy", "actor/loss"} <= metrics.keys() & others.keys()
+    for key in {key for key in metrics | others if not key.startswith(OTHER)}:
+        assert metrics[key] == pytest.approx(others[key], abs=1e-6, nan_ok=True), key
 
 
 def test_steps_trained_again_have_the_same_results(finished: dict[str, Any]) -> None:
-    """Step 3 by the first start and again from checkpoint 2; step 5 by the second and again from 4.
+    again = records(finished["run"])
+    assert 3 in finished["before"]
+    for step, record in finished["before"].items():
+        assert_equal(record, again[step])
 
-    The same tokens, and metrics equal to 1e-6: the last bits of log-probabilities depend on which
-    requests share the engine's batch.
-    """
-    run = finished["run"]
-    final = {m["step"]: (responses(run, m["step"]), m) for m in run_folder.read_metrics(run)}
-    again = {**finished["after"], 5: final[5]}
-    assert {3, 5} <= set(finished["before"]) <= set(again)
-    for step, (first, line) in finished["before"].items():
-        second, repeated = again[step]
-        assert first == second
-        assert line["actor/grad_norm"] > 0  # the policy did change
-        keys = {key for key in line if not key.startswith(TIMED)}
-        assert {"actor/grad_norm", "train/entropy", "actor/loss"} <= keys
-        for key in keys:
-            assert line[key] == pytest.approx(repeated[key], abs=1e-6, nan_ok=True), key
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_without_a_window_an_asynchronous_trainer_trains_the_same_tokens(
+    finished: dict[str, Any], mode: str
+) -> None:
+    """Two updates a step. A SIGKILL then leaves no process."""
+    run = finished["run"].with_name(mode)
+    settings = [f"trainer.v1.trainer_mode=recipe_{mode}"]
+    settings += [f"trainer.v1.{mode}.num_warmup_batches=0"]
+    settings += ["algorithm.rollout_correction.rollout_is=null"]
+    settings += ["trainer.save_freq=-1", "trainer.test_freq=-1"]
+    settings += [f"{ROLLOUT}.nnodes=1"] * (mode == "separate_async")
+    training = launch(run, *settings)
+    try:
+        training.wait_for_steps(3)
+        assert len(processes.marked(str(run))) > 3  # Ray and vLLM
+        training.process.kill()
+        training.process.wait()
+        end = time.monotonic() + 60
+        while processes.marked(str(run)) and time.monotonic() < end:
+            time.sleep(0.5)
+        assert processes.marked(str(run)) == []
+    finally:
+        processes.end(str(run))
+    synchronous = records(finished["run"])
+    for step, record in list(records(run).items())[:3]:
+        assert_equal(record, synchronous[step])
+        assert record[1]["staleness/max"] == record[1]["staleness/mixed"] == 0
 
 
 def test_rewards_are_accuracy_plus_format_and_metrics_are_their_means(

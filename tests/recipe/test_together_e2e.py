@@ -3,13 +3,15 @@
 A separate file, so that it runs in parallel with test_methods_e2e.py, which trains all parameters.
 """
 
+import numpy as np
 import pytest
 import torch
 from method_runs import LORA, TOGETHER, Runner, finite, logprobs
 from transformers import AutoModelForCausalLM
 
-from prompt_aug.base.files import read_json
+from prompt_aug.base.files import read_json, read_lines
 from recipe.export.__main__ import main as export
+from recipe.run.folder import RunFolder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -39,6 +41,18 @@ def test_everything_together_and_restarted(runs: Runner) -> None:
     )
     assert len(state["question_stats"]["pass_rates"]) == second["curriculum/questions_seen"]
     assert state["batches_fetched"] == 4 * sum(generated)
+
+
+def test_dynamic_sampling_trains_on_groups_with_variance(runs: Runner) -> None:
+    """Variance of the accuracies. Groups without it fill the batch and have advantage 0."""
+    for m in runs.finish("together, resumed"):
+        arrays = runs.arrays("together", step=m["step"])
+        rows = read_lines(RunFolder(runs.base / "together").rollouts(m["step"]))
+        right = np.array([row["accuracy"] for row in rows])
+        groups = [arrays["group"] == name for name in np.unique(arrays["group"])]
+        mixed = [len(set(right[group])) == 2 for group in groups]
+        assert mixed == [bool((arrays["advantages"][group] != 0).any()) for group in groups]
+        assert (sum(mixed), len(groups)) == (m["dynamic_sampling/kept"], 4)
 
 
 def test_the_engine_of_a_lora_run_samples_from_the_model_that_is_exported(runs: Runner) -> None:

@@ -203,7 +203,7 @@ def test_an_incomplete_question_is_not_stored_and_reports_why(
 ) -> None:
     loop, grader = run_question(store, fails, grader_fails, validate)
     assert (loop.calls, grader.calls, store.rows) == (*calls, [])
-    counts = {"lost": lost[0], "asked": lost[1]}
+    counts = {"lost": lost[0], "requested": lost[1]}
     wanted = {"status": "failure", "error": error, **counts}
     assert store.tags == [wanted]
 
