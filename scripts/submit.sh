@@ -52,6 +52,8 @@ commands=$( # fails if the checks refuse a training
     SLURM_JOB_NUM_NODES=${SLURM_JOB_NUM_NODES%%-*} # of 1-2
     GPUS_PER_NODE=${GPUS_PER_NODE%%,*} # of gpu:h100:4,ssd:1
     GPUS_PER_NODE=${GPUS_PER_NODE##*:}
+    # This node need not have the GPUs of the job's.
+    if [[ $GPUS_PER_NODE != 0 ]]; then export RECIPE_MACHINE=${RECIPE_MACHINE:-gpu}; fi
     DRY_RUN=1 SLURM_SUBMIT_DIR=$PWD bash "scripts/$job.sbatch" "$@"
 )
 if $dry; then

@@ -19,6 +19,7 @@ echo "$*" >>"$CALLS"
 case "$*" in
     *metadata* | -) cat >/dev/null ;;
     *nosuch*--dry-run) echo "no example 'nosuch'" >&2; exit 1 ;;
+    *here*--dry-run) echo "on ${RECIPE_MACHINE:-this machine}" >&2; exit 1 ;;
     *--cfg) echo 'recipe.run_dir=runs/my gym    # mine: runs/${recipe.name}' ;;
     *"$FAIL"*) [[ -n $FAIL ]] && exit 7 ;;
 esac
@@ -369,6 +370,9 @@ def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry:
     path = {"PATH": f"{checkout / 'tools'}:{os.environ['PATH']}", "RUN": "runs/x"}
     line = ["submit.sh", *["--dry-run"] * dry, "train"]
     assert run(checkout, *line, "nosuch", **path) == (1, "no example 'nosuch'\n")
+    for gpus, machine in ((8, "gpu"), (0, "this machine")):  # the job's, not this node's
+        sized = [*line[:-1], f"--gpus-per-node={gpus}", "train", "here"]
+        assert run(checkout, *sized, **path) == (1, f"on {machine}\n")
     later = [*line[:-1], "--dependency=afterok:7", "train", "nosuch"]  # its data are made by then
     assert "scripts/train.sbatch nosuch" in run(checkout, *later, **path)[1]
     code, output = run(checkout, *line, "toy", **path)

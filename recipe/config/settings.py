@@ -185,7 +185,7 @@ class Recipe(Record):
     seed: Seed = setting(42, "data order, draws, engine sampling, model initialisation")
     save_rollouts_every: Count = free(1, "steps between files; 0: never")
     save_tensors_every: Count = free(0, "(ids, log-probs, ...) as above")
-    keep_every: Positive | None = free(None, "also keep every m-th checkpoint")
+    keep_every: Positive | None = free(None, "also keep the checkpoints of every m-th step")
     keep_best: ValidationKey | None = free(None, "and the best by val/SOURCE/accuracy")
     # verl's key of the model has the same value, and may not change.
     model_path: Text | None = free(None, "start model: a folder or hub id")
