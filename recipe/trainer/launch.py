@@ -144,7 +144,8 @@ def set_ray(config: DictConfig) -> None:
     # The output of workers on all nodes goes through this process to logs/train.log.
     options: dict[str, Any] = {"log_to_driver": True}
     options["runtime_env.env_vars"] = environment.inherited()
-    options["runtime_env.worker_process_setup_hook"] = "prompt_aug.base.commands.collect_rarely"
+    if config.trainer.device == "cpu":  # on a GPU a cycle may hold its memory
+        options["runtime_env.worker_process_setup_hook"] = "prompt_aug.base.commands.collect_rarely"
     if not init.get("num_cpus"):
         gpus = config.trainer.n_gpus_per_node + verl.own_gpus(config)
         slots = 3 * gpus + units.num_data_storage_units + SPARE_SLOTS
