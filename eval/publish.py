@@ -42,6 +42,7 @@ from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 
 CARD = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 SUFFIX = ".eval"  # of our event file, which a second call replaces
 
 
@@ -155,10 +156,12 @@ def _license(card: Path) -> str | None:
 def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     """Return name, hub id and license of the start model, without any local path."""
     path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
-    hub_id = path if HUB_ID.fullmatch(path) and not Path(path).is_dir() else None
+    cached = CACHED.search(path)
+    name = "/".join(cached.groups()) if cached else path
+    hub_id = name if HUB_ID.fullmatch(name) and (cached or not Path(path).is_dir()) else None
     card = try_to_load_from_cache(hub_id, CARD) if hub_id else str(Path(path) / CARD)
     license_name = _license(Path(card)) if isinstance(card, str) else None
-    return hub_id or Path(path).name, hub_id, license_name
+    return hub_id or Path(name).name, hub_id, license_name
 
 
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:

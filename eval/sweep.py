@@ -22,7 +22,14 @@ from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
 from eval.session import Session
 from eval.settings import Settings, differences, from_run, presets
-from prompt_aug.base.commands import add_steps, at_least, check_url, existing, make_parser
+from prompt_aug.base.commands import (
+    add_steps,
+    at_least,
+    check_url,
+    existing,
+    folder,
+    make_parser,
+)
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, is_held, iter_lines, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
@@ -51,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
     add("--max-requests", type=int, help="with --endpoint: stop after that many")
     add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
-    add("--out", type=Path, help="output folder (required with --model; default: RUN/eval)")
+    add("--out", type=folder, help="output folder (required with --model; default: RUN/eval)")
     add("--benchmark", action="append", default=[], metavar="NAME[=PATH[:SAMPLES]]",
         help="a known name, or a file; may be repeated")  # fmt: skip
     add_steps(parser)

@@ -14,6 +14,7 @@ from prompt_aug.prepare.__main__ import main as prepare
 from recipe.config.compose import example_names, group_names
 
 EXAMPLE = "own"
+FILES = ("train_files", "val_files")
 HELD_OUT = 200  # questions, evaluated before, during and after the training
 
 
@@ -34,13 +35,21 @@ def expand(name: str, model: str | None, data: str | None, overrides: list[str])
     elif name not in example_names() and not Path(name, "config.yaml").is_file():
         raise UsageError(f"{name}: no method. Known are {', '.join(group_names('method'))}.")
     if model is not None:
-        more.append(f"recipe.model_path={model}")
+        more.append(f"recipe.model_path={quoted(model)}")
     if data is not None:
         train, held_out = prepared(data)
-        more += [f"data.train_files=[{train}]", f"data.val_files=[{held_out}]"]
+        files = (quoted(str(path)) for path in (train, held_out))
+        more += [f"data.{key}=[{file}]" for key, file in zip(FILES, files, strict=True)]
     long = [example, *more, *overrides]
     print(f"recipe.train: stands for: python -m recipe.train {shlex.join(long)}", file=sys.stderr)
     return long
+
+
+def quoted(path: str) -> str:
+    """Return a path as hydra reads it: in quotes if its syntax lacks a character."""
+    if re.fullmatch(r"[\w./:-]+", path, re.ASCII):
+        return path
+    return "'" + path.replace("'", r"\'") + "'"
 
 
 def prepared(data: str) -> tuple[Path, Path]:

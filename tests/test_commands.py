@@ -73,3 +73,30 @@ def test_links_of_a_page_exist(page: Path) -> None:
     text = FENCED.sub("", page.read_text("utf-8"))
     links = [link for link in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", text) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("eval.report", ["{here}", "--out", ""], "--out: it is empty"),
+        ("eval.sweep", ["{here}", "--out", " "], "--out: it is empty"),
+        (
+            "prompt_aug.rephrase",
+            ["q", "o", "--model=m", "--timeout=0"],
+            "--timeout=0.0: not above 0",
+        ),
+    ],
+)
+def test_values_of_an_unset_variable_are_usage_errors(
+    name: str,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        code = load_command(name).main([text.format(here=tmp_path) for text in arguments])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2 and message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -38,11 +38,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{name}: {message}\n{self.epilog}\nAll options: {self.prog} --help\n")
 
 
-def existing(value: str) -> Path:
-    """Return an existing folder, for the `type` of an argument."""
+def folder(value: str) -> Path:
+    """Return a path for the `type` of an argument; an empty one would be the working folder."""
     if not value.strip():
         raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
-    if not Path(value).is_dir():
+    return Path(value)
+
+
+def existing(value: str) -> Path:
+    """Return an existing folder, for the `type` of an argument."""
+    if not folder(value).is_dir():
         raise argparse.ArgumentTypeError(f"{value} is not a folder")
     return Path(value)
 

@@ -84,7 +84,9 @@ class Channel(openai.DefaultAsyncHttpxClient):
     """Requests to one endpoint until a stop; the HTTP client of `openai`."""
 
     def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
-        super().__init__(timeout=None, follow_redirects=False)
+        # Uncompressed: a small compressed reply may fill the memory.
+        headers = {"accept-encoding": "identity"}
+        super().__init__(timeout=None, follow_redirects=False, headers=headers)
         key = os.environ.get(KEY_VARIABLE)
         if not key and endpoint.base_url is None:
             raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")

@@ -69,6 +69,7 @@ def validate(options: Namespace) -> None:
     for wrong, why in (
         (o.n > o.most, f"--most={o.most}: less than --n={o.n}"),
         (o.agree > o.answers, f"--answers={o.answers}: less than --agree={o.agree}"),
+        (not o.timeout > 0, f"--timeout={o.timeout}: not above 0. Use 300."),
         (o.out.is_dir(), f"OUT={o.out}: a folder. Name a file."),
         (o.out.resolve() == o.questions.resolve(), "OUT: the file of the questions. Name another."),
         (not (o.offline or o.model), "--model: missing. Name it."),

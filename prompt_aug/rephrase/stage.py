@@ -7,6 +7,7 @@ The next run requests failed samples again. An empty text is an answer, never re
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import sys
@@ -139,17 +140,34 @@ class Stage:
         self.per_request, queue = self.endpoint.per_request, iter(requests)
         self.recorded = budget.spent  # the part of it that the records have
         self.empty: dict[str, list[str]] = {}  # uids by why a response has no text
-        async with (
-            http.Channel(self.endpoint, budget) as self.channel,
-            asyncio.TaskGroup() as group,
-        ):
-            for _ in range(self.endpoint.concurrency):
-                group.create_task(self._work(queue))
+        async with http.Channel(self.endpoint, budget) as self.channel:
+            self.root = await self._served_root()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.endpoint.concurrency):
+                    group.create_task(self._work(queue))
         for status, uids in self.empty.items():
             print(f"warning: {self.title}: {named(status, uids)}", file=sys.stderr)
         if cause := self.channel.stopped:
             kept = f"{len(self.store.answers)} responses are kept in {self.store.path}"
             raise type(cause)(f"{cause} ({kept})") from cause
+
+    async def _served_root(self) -> dict[str, str]:
+        """Return {"root": the folder of the served weights}, or {} if the endpoint names none.
+
+        Raises EndpointError if stored responses of this model's name have another root.
+        """
+        model, root = self.sampling.model, None
+        with contextlib.suppress(http.Failure, EndpointError):  # the list is optional
+            root = (await self.channel.models()).get(model, {}).get("root")
+        if not isinstance(root, str):
+            return {}
+        records = [r for r in self.store.answers.values() if r.get("model") == model]
+        if others := sorted({r.get("root", root) for r in records} - {root}):
+            raise EndpointError(
+                f"model={model}: {self.store.path} has responses of {others[0]}, and the endpoint "
+                f"serves {root}. Choose another OUT, or delete this folder."
+            )
+        return {"root": root}
 
     async def _work(self, queue: Iterator[Request]) -> None:
         for request in queue:
@@ -195,7 +213,7 @@ class Stage:
             lacking = "" if any(a["text"] for a in answers) else f"an empty text ({choices[0][1]})"
             self.channel.count(lacking, f"{lacking}. Raise --answer-tokens")
         source = {"key": request.key, "uid": request.uid, "prompt": self.prompt_sha256}
-        common = {**source, **self.sampling._asdict()}
+        common = {**source, **self.sampling._asdict(), **self.root}
         pairs = zip(samples, answers, strict=False)
         records = [common | {"sample": sample} | answer for sample, answer in pairs]
         spent = self.channel.budget.spent

@@ -298,4 +298,10 @@ LORA: list[Check] = [
     ),
 ]
 
-ENGINE: list[Check] = [*FIXED, *SAMPLING, engine_length, token_limits, *SIZES]
+STRATEGY = Rule(
+    f"{A}.strategy trainer.device",
+    lambda s: s.actor.strategy == "fsdp" and s.config.trainer.device == "cpu",
+    f"torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
+)
+
+ENGINE: list[Check] = [STRATEGY, *FIXED, *SAMPLING, engine_length, token_limits, *SIZES]

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from prompt_aug.base.files import read_json
+
 # Of attention heads in vLLM 0.28 on a CPU; a test compares them, since vLLM's import takes seconds.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 POINTER = b"version https://git-lfs"  # begins the file that a clone without Git LFS has
@@ -11,6 +13,9 @@ POINTER = b"version https://git-lfs"  # begins the file that a clone without Git
 def lacks_weights(folder: Path) -> str:
     """Return what a model folder lacks of its weights, "" if nothing; files are not read whole."""
     names = [path.name for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind)]
+    for index in folder.glob("*.index.json"):  # vLLM reads the parts of a .bin that are there
+        if lost := sorted({*read_json(index).get("weight_map", {}).values()} - {*names}):
+            return f"{len(lost)} files of {index.name} are missing ({lost[0]})"
     if not names:
         return "it has no weights (*.safetensors or *.bin)"
     for name in names:

@@ -110,6 +110,8 @@ def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: 
     assert (card.data.base_model, card.data.datasets) == ("Owner/Base-1.5B", ["openai/gsm8k"])
     assert "| method | advantage ta_grpo |" in card.text and "abel, qwen-math" in card.text
     assert "| training data | gsm8k, mine |" in card.text
+    snapshot = tmp_path / "hub" / "models--Owner--Base" / "snapshots" / "1f"
+    assert card_of(run, **start(snapshot)).data.base_model == "Owner/Base"
     base = tmp_path / "private" / "base"
     base.mkdir(parents=True)
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")

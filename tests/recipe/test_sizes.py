@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from composed import SHORT
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 from tiny_model import RANK, tuned
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -140,6 +141,9 @@ def test_the_short_form_stands_for_the_long_one(
     assert (tmp_path / "data/sums/train.parquet").stat().st_mtime_ns == made
     with pytest.raises(UsageError, match="--data"):
         shortcut.expand("grpo", "some/model", None, [])
+    for path in ("a/Mod\u00e8le (v2)", "it's=#1"):
+        _, override = shortcut.expand("toy", path, None, [])
+        assert OverridesParser.create().parse_override(override).value() == path
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,22 @@ def test_responses_are_kept_with_their_source_and_requested_once(tmp_path: Path)
     assert "a-secret-key" not in (tmp_path / "answers.jsonl").read_text()
 
 
+def test_responses_of_other_weights_under_the_same_name_are_not_mixed(tmp_path: Path) -> None:
+    """A server may move; vLLM reports the folder of its weights as `root`."""
+
+    def served(root: str, samples: int) -> int:
+        with serving(answer, [{"id": "scripted", "root": root}]) as endpoint:
+            return len(ask(tmp_path, endpoint.url, requests(2, samples)).answers)
+
+    assert served("/ckpt/a", 1) == 2
+    assert served("/ckpt/a", 2) == 4, "at another port"
+    with pytest.raises(EndpointError, match=r"has responses of /ckpt/a.*serves /ckpt/b"):
+        served("/ckpt/b", 3)
+    with serving(answer) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, requests(2, 3)).answers) == 6, "without a list"
+        assert endpoint.headers[0]["accept-encoding"] == "identity"
+
+
 def test_at_most_the_allowed_number_is_in_flight(tmp_path: Path) -> None:
     with serving(always(Reply(chat(["x"]), delay=0.02))) as endpoint:
         ask(tmp_path, endpoint.url, requests(12), concurrency=3)

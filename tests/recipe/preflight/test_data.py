@@ -225,9 +225,12 @@ def test_a_missing_data_file_is_refused(config: Any, tmp_path: Path) -> None:
     assert "--validation N" in errors
 
 
+LISTED = '{"weight_map": {"a": "a.bin", "b": "b.bin"}}'
 WEIGHTS: list[tuple[dict[str, str], str]] = [
     ({"model.safetensors": "w"}, ""),
     ({}, "no weights"),
+    ({"pytorch_model.bin.index.json": LISTED, "a.bin": "", "b.bin": ""}, ""),
+    ({"pytorch_model.bin.index.json": LISTED, "a.bin": ""}, "b.bin"),
     ({"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid"}, "git lfs pull"),
 ]
 

@@ -171,6 +171,7 @@ REFUSED += [
     (f"{ASYNC} {TA} {{C}}.rollout_is=token", "recipe.rephrasings.ratio {C} rollout_is=null"),
 ]
 
+REFUSED += [("{A}.strategy=fsdp", "trainer.device=cpu {A}.strategy=fsdp2")]
 LORA = "{MODEL}.lora_rank=8 {MODEL}.lora.merge=true "
 REFUSED += [
     (f"{LORA}{change}", f"{change.partition('=')[0]} {named}")
