@@ -27,6 +27,9 @@ from recipe.run.folder import RunFolder, read_metrics
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = json.loads((ROOT / "examples" / "smollm2.ipynb").read_text("utf-8"))
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+SMALL = (  # untrained weights do not end a response: every one has 96 tokens
+    " data.train_batch_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=4"
+)
 SHELL = re.compile(r"^[!%](?:.*\\\n)*.*$", re.MULTILINE)
 
 
@@ -113,17 +116,18 @@ def test_its_cells_run_with_a_real_vocabulary(
     assert "IFrame" in sources[-1]  # needs Jupyter
     for source in sources[train:-1]:
         for command in SHELL.findall(source):
-            subprocess.run(["bash", "-e", "-c", command.removeprefix("!")], check=True)
+            more = SMALL if "recipe.train" in command else ""
+            subprocess.run(["bash", "-e", "-c", command.removeprefix("!") + more], check=True)
         exec(compile(SHELL.sub("", source), "cell", "exec"), {})
 
     run = tmp_path / "runs" / "notebook"
     first, second = read_metrics(run)
-    assert first["train/responses"] == second["train/responses"] == 128
+    assert first["train/responses"] == second["train/responses"] == 32
     assert np.isfinite(first["actor/grad_norm"])
     # Random weights draw from the whole vocabulary, nearly uniformly: log 49,152 = 10.8 nats.
     assert 9.5 < first["train/entropy"] < 10.81
     assert first["rollout_corr/kl"] < 0.02
     rollouts = read_lines(RunFolder(run).rollouts(1))
-    assert len({row["response"] for row in rollouts}) > 64
+    assert len({row["response"] for row in rollouts}) > 16
     assert capsys.readouterr().out.count("gold ") == 4
     assert (run / "report" / "index.html").is_file()
