@@ -15,10 +15,11 @@ from recipe.algorithms.registry import advantage
 def ta_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """Eq. 3: A_i^n = (R_i^n - mean) / (std + 1e-6) over the (N+1)G rewards of a question.
 
-    `group_B` holds the question's id (`recipe.trainer.batch` fills it): the same for its G responses to the question itself
-    (n = 0) and to each of its N rephrasings. For a question with fewer rephrasings the group keeps
-    its size, and texts repeat (`prompt_aug.draw.rephrasing`). If the (N+1)G rewards are equal, all
-    are exactly 0. Equation, units, errors and departures are those of `grpo`.
+    `group_B` holds the question's id (`recipe.trainer.batch` fills it): the same for its G
+    responses to the question itself (n = 0) and to each of its N rephrasings. For a question with
+    fewer rephrasings the group keeps its size, and texts repeat (`prompt_aug.draw.rephrasing`). If
+    the (N+1)G rewards are equal, all are exactly 0. Equation, units, errors and departures are
+    those of `grpo`.
     """
     return grpo(rewards_B, group_B)
 
