@@ -23,7 +23,7 @@ from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
 from eval.score import Scored, require_one_grader
 from eval.settings import differences
-from prompt_aug.base.commands import existing, folder, in_columns, make_parser
+from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, write_json, write_text
 from recipe.run.folder import EvaluationFolder
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("a", type=existing, metavar="A", help="a run, or a folder of an evaluated model")
     add("b", type=existing, metavar="B", help="the other one; the difference is B - A")
     add_settings(parser)
-    add("--out", type=folder, help="folder of a page with the tables and all answers")
+    add("--out", type=nonempty_path, help="folder of a page with the tables and all answers")
     return run_command(parser, arguments, _compare, "nothing is changed")
 
 

@@ -27,8 +27,8 @@ from prompt_aug.base.commands import (
     at_least,
     check_url,
     existing,
-    folder,
     make_parser,
+    nonempty_path,
 )
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, is_held, iter_lines, read_json
@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--concurrency", type=int, default=64, help="with --endpoint: requests at once")
     add("--max-requests", type=int, help="with --endpoint: stop after that many")
     add("--max-total-tokens", type=int, help="with --endpoint: stop before more are used")
-    add("--out", type=folder, help="output folder (required with --model; default: RUN/eval)")
+    add(
+        "--out", type=nonempty_path, help="output folder (required with --model; default: RUN/eval)"
+    )
     add("--benchmark", action="append", default=[], metavar="NAME[=PATH[:SAMPLES]]",
         help="a known name, or a file; may be repeated")  # fmt: skip
     add_steps(parser)

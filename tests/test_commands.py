@@ -87,7 +87,7 @@ def test_links_of_a_page_exist(page: Path) -> None:
         ),
     ],
 )
-def test_values_of_an_unset_variable_are_usage_errors(
+def test_unusable_values_are_usage_errors(
     name: str,
     arguments: list[str],
     message: str,

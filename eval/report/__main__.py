@@ -17,7 +17,7 @@ from eval.report.data import RunData, collect, summary
 from eval.report.figures import figures
 from eval.report.logs import as_run
 from eval.report.page import Page, results
-from prompt_aug.base.commands import existing, folder, in_columns, make_parser
+from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
@@ -90,7 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("runs", nargs="*", type=existing, metavar="RUN", help="run folders; several: side by side")
     add("--log", type=Path, action="append", default=[], metavar="FILE",
         help="console output of a verl run (repeatable)")  # fmt: skip
-    add("--out", type=folder, help="folder of the report (several runs: required; one: RUN/report)")
+    add(
+        "--out",
+        type=nonempty_path,
+        help="folder of the report (several runs: required; one: RUN/report)",
+    )
     add_settings(parser)
     add("--expected", help="an entry of expected.yaml to show beside the runs"
         " (default: those of their start model)")  # fmt: skip

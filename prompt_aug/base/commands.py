@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{name}: {message}\n{self.epilog}\nAll options: {self.prog} --help\n")
 
 
-def folder(value: str) -> Path:
+def nonempty_path(value: str) -> Path:
     """Return a path for the `type` of an argument; an empty one would be the working folder."""
     if not value.strip():
         raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
@@ -47,7 +47,7 @@ def folder(value: str) -> Path:
 
 def existing(value: str) -> Path:
     """Return an existing folder, for the `type` of an argument."""
-    if not folder(value).is_dir():
+    if not nonempty_path(value).is_dir():
         raise argparse.ArgumentTypeError(f"{value} is not a folder")
     return Path(value)
 

@@ -12,12 +12,18 @@ POINTER = b"version https://git-lfs"  # begins the file that a clone without Git
 
 def lacks_weights(folder: Path) -> str:
     """Return what a model folder lacks of its weights, "" if nothing; files are not read whole."""
-    names = [path.name for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind)]
-    for index in folder.glob("*.index.json"):  # vLLM reads the parts of a .bin that are there
-        if lost := sorted({*read_json(index).get("weight_map", {}).values()} - {*names}):
-            return f"{len(lost)} files of {index.name} are missing ({lost[0]})"
-    if not names:
+    for whole in ("model.safetensors", "pytorch_model.bin"):  # the first kind that is there is read
+        if names := [path.name for path in folder.glob(f"*{Path(whole).suffix}")]:
+            break
+    else:
         return "it has no weights (*.safetensors or *.bin)"
+    index = folder / f"{whole}.index.json"
+    split = whole not in names and index.is_file()
+    listed = read_json(index).get("weight_map", {}) if split else {}
+    if lost := sorted(
+        {*listed.values()} - {*names}
+    ):  # vLLM takes the parts of a .bin that are there
+        return f"{len(lost)} files of {index.name} are missing ({lost[0]})"
     for name in names:
         with (folder / name).open("rb") as file:
             if file.read(len(POINTER)) == POINTER:

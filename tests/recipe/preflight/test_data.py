@@ -231,6 +231,8 @@ WEIGHTS: list[tuple[dict[str, str], str]] = [
     ({}, "no weights"),
     ({"pytorch_model.bin.index.json": LISTED, "a.bin": "", "b.bin": ""}, ""),
     ({"pytorch_model.bin.index.json": LISTED, "a.bin": ""}, "b.bin"),
+    # A download of safetensors alone has the index of the others.
+    ({"pytorch_model.bin.index.json": LISTED, "model.safetensors": ""}, ""),
     ({"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid"}, "git lfs pull"),
 ]
 
