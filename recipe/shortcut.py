@@ -14,7 +14,6 @@ from prompt_aug.prepare.__main__ import main as prepare
 from recipe.config.compose import example_names, group_names
 
 EXAMPLE = "own"
-FILES = ("train_files", "val_files")
 HELD_OUT = 200  # questions, evaluated before, during and after the training
 
 
@@ -37,9 +36,8 @@ def expand(name: str, model: str | None, data: str | None, overrides: list[str])
     if model is not None:
         more.append(f"recipe.model_path={quoted(model)}")
     if data is not None:
-        train, held_out = prepared(data)
-        files = (quoted(str(path)) for path in (train, held_out))
-        more += [f"data.{key}=[{file}]" for key, file in zip(FILES, files, strict=True)]
+        train, held_out = (quoted(str(path)) for path in prepared(data))
+        more += [f"data.train_files=[{train}]", f"data.val_files=[{held_out}]"]
     long = [example, *more, *overrides]
     print(f"recipe.train: stands for: python -m recipe.train {shlex.join(long)}", file=sys.stderr)
     return long

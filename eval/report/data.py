@@ -225,11 +225,8 @@ def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict
     None selects the settings with the most steps; ties go to the newest. Scores of weights that
     were exported anew since are left out with a note.
     """
-    root, by_settings, stale = (
-        RunFolder(run).evaluation,
-        dict[str, dict[int, Scored]](),
-        list[str](),
-    )
+    root, stale = RunFolder(run).evaluation, list[str]()
+    by_settings: dict[str, dict[int, Scored]] = {}
     for folder in sorted(root.glob("*/")):
         for step, path in numbered(folder, "step_").items():
             files = EvaluationFolder(path)

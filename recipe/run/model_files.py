@@ -18,11 +18,10 @@ def lacks_weights(folder: Path) -> str:
     else:
         return "it has no weights (*.safetensors or *.bin)"
     index = folder / f"{whole}.index.json"
+    # vLLM takes the parts of a .bin that are there.
     split = whole not in names and index.is_file()
     listed = read_json(index).get("weight_map", {}) if split else {}
-    if lost := sorted(
-        {*listed.values()} - {*names}
-    ):  # vLLM takes the parts of a .bin that are there
+    if lost := sorted({*listed.values()} - {*names}):
         return f"{len(lost)} files of {index.name} are missing ({lost[0]})"
     for name in names:
         with (folder / name).open("rb") as file:

@@ -30,9 +30,8 @@ def forward_of(workers: Any, temperature: float, count: int) -> Forward:
         settings = {"calculate_entropy": False, "compute_loss": False, "no_lora_adapter": False}
         tu.assign_non_tensor(batch, **settings, temperature=temperature)
         log_probs = workers.compute_log_prob(batch)["log_probs"]
-        return list(response_from_nested(log_probs, batch["response_mask"]).unbind())[
-            : len(prompts)
-        ]
+        rows = response_from_nested(log_probs, batch["response_mask"]).unbind()
+        return list(rows)[: len(prompts)]
 
     return forward
 
