@@ -12,14 +12,17 @@ POINTER = b"version https://git-lfs"  # begins the file that a clone without Git
 
 def lacks_weights(folder: Path) -> str:
     """Return what a model folder lacks of its weights, "" if nothing; files are not read whole."""
-    for whole in ("model.safetensors", "pytorch_model.bin"):  # the first kind that is there is read
-        if names := [path.name for path in folder.glob(f"*{Path(whole).suffix}")]:
+    for unsplit in (
+        "model.safetensors",
+        "pytorch_model.bin",
+    ):  # the first kind that is there is read
+        if names := [path.name for path in folder.glob(f"*{Path(unsplit).suffix}")]:
             break
     else:
         return "it has no weights (*.safetensors or *.bin)"
-    index = folder / f"{whole}.index.json"
+    index = folder / f"{unsplit}.index.json"
     # vLLM takes the parts of a .bin that are there.
-    split = whole not in names and index.is_file()
+    split = unsplit not in names and index.is_file()
     listed = read_json(index).get("weight_map", {}) if split else {}
     if lost := sorted({*listed.values()} - {*names}):
         return f"{len(lost)} files of {index.name} are missing ({lost[0]})"
