@@ -12,10 +12,8 @@ POINTER = b"version https://git-lfs"  # begins the file that a clone without Git
 
 def lacks_weights(folder: Path) -> str:
     """Return what a model folder lacks of its weights, "" if nothing; files are not read whole."""
-    for unsplit in (
-        "model.safetensors",
-        "pytorch_model.bin",
-    ):  # the first kind that is there is read
+    # The first kind that is there is read.
+    for unsplit in ("model.safetensors", "pytorch_model.bin"):
         if names := [path.name for path in folder.glob(f"*{Path(unsplit).suffix}")]:
             break
     else:
