@@ -3,6 +3,7 @@
     R_i      = reward_i + weight * length_reward(l_i, h)                   HAPO, if enabled
     A_i      = ADVANTAGES[name](R_i over the group)                        recipe.advantage
     A_{i,t}  = w_{i,t} A_i,   w = TOKEN_WEIGHTS[name](log pi, A, group)    recipe.weights
+               + g_{i,t}      with CW-GRPO's gradient through w            `through_weights`
 
 Computed on the driver, in float64, over whole groups, without padding rows. The result depends on
 neither the micro-batch size nor the number of data-parallel ranks. The actor keeps verl's own
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from recipe.algorithms.covariance import covariance_metrics, covariance_of
+from recipe.algorithms.cw_grpo import through_weights
 from recipe.algorithms.groups import float64
 from recipe.algorithms.hapo import length_reward
 from recipe.algorithms.registry import ADVANTAGES, TOKEN_WEIGHTS
@@ -51,13 +53,28 @@ def logprob_temperature(weights: Mapping[str, Any]) -> float | None:
     return TOKEN_WEIGHTS.call(weights)[1].get("logprob_temperature")
 
 
-def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Advantages:
+def ratio_temperature(weights: Mapping[str, Any]) -> float | None:
+    """The temperature of ratio, KL and entropy in training; None: the rollout's.
+
+    With a gradient through the weights they have the weights' (`through_weights`).
+    """
+    if weights["name"] == "none":
+        return None
+    settings = TOKEN_WEIGHTS.call(weights)[1]
+    return settings["logprob_temperature"] if settings.get("gradient") == "through" else None
+
+
+def compute_advantages(
+    rollouts: RolloutBatch, recipe: Mapping[str, Any], loss_agg_mode: str = ""
+) -> Advantages:
     """Return the advantage of every token; `recipe` is that section of the configuration.
 
+    `loss_agg_mode` is the actor's, which only a gradient through the weights needs.
     Rows that are not `trained_B` (filtered truncated responses, filler groups) count in the rewards
     of their group, but not in covariances, token weights and draws. Metrics: `covariance_metrics`
     with the advantages before weighting; of the weights, the range, the share of zeros, and the
-    effective share of tokens (sum w)^2 / (N sum w^2), which is 1 for equal weights.
+    effective share of tokens (sum w)^2 / (N sum w^2), which is 1 for equal weights. With a
+    gradient through w also `through_metrics`.
     """
     rewards_B, metrics = shaped_rewards(rollouts, recipe["history"])
 
@@ -81,9 +98,22 @@ def compute_advantages(rollouts: RolloutBatch, recipe: Mapping[str, Any]) -> Adv
         arguments.pop("logprob_temperature", None)  # the trainer has applied it
         for name in TOKEN_WEIGHTS.facts(recipe["weights"]["name"]).inputs:
             arguments[name] = tokens if name == "tokens" else getattr(rollouts, name)
-        weights_BT = finite("weights", function(*matrices, **arguments), mask_BT.shape)
+        added_BT: Tensor | None = None
+        if arguments.pop("gradient", None) == "through":
+            weights, added = through_weights(
+                lambda traced: function(*matrices, **{**arguments, "tokens": traced}),
+                tokens,
+                loss_agg_mode,
+            )
+            added_BT = finite("advantages through the weights", added, mask_BT.shape)
+        else:
+            weights = function(*matrices, **arguments)
+        weights_BT = finite("weights", weights, mask_BT.shape)
         metrics |= weight_metrics(weights_BT[mask_BT])
-        advantages_BT = advantages_BT * weights_BT
+        plain_BT, advantages_BT = advantages_BT, advantages_BT * weights_BT
+        if added_BT is not None:
+            metrics |= through_metrics(plain_BT, advantages_BT, added_BT)
+            advantages_BT = advantages_BT + added_BT
     return Advantages(
         rewards_B=rewards_B, advantages_BT=advantages_BT, returns_BT=returns_BT, metrics=metrics
     )
@@ -124,4 +154,15 @@ def weight_metrics(weights: Tensor) -> dict[str, float]:
         "weights/max": weights.max().item(),
         "weights/zero": (weights == 0).double().mean().item(),
         "weights/effective_tokens": torch.nan_to_num(share).item(),
+    }
+
+
+def through_metrics(plain_BT: Tensor, weighted_BT: Tensor, added_BT: Tensor) -> dict[str, float]:
+    """Metrics of the advantages A, w A and g of a gradient through w; 0 where all are 0."""
+    total_BT = weighted_BT + added_BT
+    tokens = int((plain_BT != 0).sum())
+    return {
+        "weights/through_ratio": float(added_BT.norm() / weighted_BT.norm()) if tokens else 0.0,
+        "weights/through_max": float(total_BT.abs().max()) if total_BT.numel() else 0.0,
+        "weights/through_flipped": int((total_BT * plain_BT < 0).sum()) / max(1, tokens),
     }

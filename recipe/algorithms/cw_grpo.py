@@ -20,15 +20,19 @@ that of the distribution that was sampled. The authors' code, and the preset ``o
 temperature 1. ``logprob_temperature`` sets it; a value other than the rollout's costs one more
 forward pass of the actor in every step (`RecipeTrainer`).
 
-w is detached: it is computed once per step on the driver, from the log-probabilities of the policy
-that sampled, and is a constant. The authors' code differentiates through w, which adds A dw/dtheta
-to the gradient of every step, and takes ratio and KL at temperature 1; no key restores either.
+The paper does not say whether w is a constant. ``gradient`` decides; w is computed once per step on
+the driver, from the log-probabilities of the policy that starts it:
 
-Multiplying the advantage is enough: min, max and dual clip of verl's loss are positively
-homogeneous in A, so the clipped loss of w A is w times the clipped loss of A.
+- ``detached``: w is a constant. Multiplying the advantage is enough: min, max and dual clip of
+  verl's loss are positively homogeneous in A, so the clipped loss of w A is w times that of A.
+- ``through``: the gradient flows through w as well, as in the authors' code, by an advantage that
+  `through_weights` adds. This needs one optimizer step per batch, and ratio and log pi at one
+  temperature, 1 as theirs: the trainer then takes both at ``logprob_temperature``. `recipe.config.
+  compose.not_through` has the conditions; ``null`` is ``through`` where they hold.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -58,19 +62,20 @@ PRESETS = {
         "normaliser": "padded",
     },
 }
+GRADIENTS = ("detached", "through")
 TEMPERATURES = {"paper": None, "official_code": 1.0}  # None: the rollout's
 # A sigma this small relative to the largest |c| is rounding: every c of the scope is equal.
 SMALLEST_SIGMA = 1e-12
 
 
 def settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `gaussian_covariance`, and logprob_temperature, which the trainer reads.
+    """The arguments of `gaussian_covariance`, and logprob_temperature and gradient.
 
     `section` is recipe.weights.gaussian_covariance of the configuration. A missing value, or None,
-    is taken from the preset, by default ``paper``. ValueError, naming the choices, for an unknown
-    key, preset or value.
+    is taken from the preset, by default ``paper``, and the gradient is ``detached``: a composed
+    configuration has it. ValueError, naming the choices, for an unknown key, preset or value.
     """
-    keys = (*CHOICES, "logprob_temperature")
+    keys = (*CHOICES, "logprob_temperature", "gradient")
     for key in section:
         require_choice("a key of gaussian_covariance", key, ("preset", *keys))
     preset = section.get("preset") or "paper"
@@ -81,6 +86,7 @@ def settings(section: Mapping[str, Any]) -> dict[str, Any]:
     temperature = given.get("logprob_temperature", 1.0)
     if not isinstance(temperature, int | float) or not 0 < temperature < float("inf"):
         raise ValueError(f"logprob_temperature={temperature!r} must be a number above 0")
+    require_choice("gradient", given.setdefault("gradient", "detached"), GRADIENTS)
     return {**PRESETS[preset], "logprob_temperature": TEMPERATURES[preset], **given}
 
 
@@ -115,7 +121,7 @@ def gaussian_covariance(
     log_BT = exponent_of(c_BT, tokens, sigma).masked_fill_(~tokens.mask_BT, -torch.inf)
     # Shift the largest of the scope to 1, so that not all underflow to 0; the factor cancels.
     scope = "batch" if normaliser == "batch" else "group"
-    shift_B = _largest(log_BT.amax(1), tokens, scope)
+    shift_B = _largest(log_BT.detach().amax(1), tokens, scope)
     kernel_BT = log_BT.sub_(torch.where(torch.isfinite(shift_B), shift_B, 0.0)[:, None]).exp_()
     sum_B = tokens.total(kernel_BT.sum(1), scope)
     if normaliser == "padded":
@@ -123,7 +129,34 @@ def gaussian_covariance(
         count_B = rows_B * _largest(tokens.lengths_B, tokens, "group")
     else:
         count_B = tokens.total(tokens.lengths_B, normaliser)
-    return kernel_BT.mul_(torch.where(sum_B > 0, count_B / sum_B, 0.0)[:, None])
+    # Not in place, and no division by 0: `through_weights` differentiates.
+    return kernel_BT * (count_B / torch.where(sum_B > 0, sum_B, torch.inf))[:, None]
+
+
+def through_weights(
+    weight: Callable[[Tokens], torch.Tensor], tokens: Tokens, loss_agg_mode: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (w_BT, g_BT): the advantage w A + g has the gradient of the loss through w.
+
+        F(x) = sum_{i,t} w_{i,t}(x) A_{i,t} / n_i,    g_{i,t} = n_i dF / dx_{i,t},    x = log pi
+
+    where verl's loss divides every token of response i by n_i, and all of them by one number: n_i
+    is the response's count of real tokens in `loss_agg_mode` ``seq-mean-token-mean``, else 1. At
+    the first update of a batch the ratio r is 1, so the gradient of sum w r A / n in the parameters
+    is sum (w A + g) / n dx. KL and entropy losses stay outside w. `weight`: tokens -> w_BT.
+
+    g is not a weight: it is not 0 at A = 0 unless the mean of A is. It has no bound, and grows as
+    1 / spread of log pi. Laws: its sum over a response is 0 with centre ``sequence``, over a group
+    with centre ``group``; sum (x - mean) g / n over a group is 0; a group of equal rewards has
+    g = 0. Source: the authors' grpo_trainer.py (WangCheng0116/CW-GRPO at 4259d83), lines 744 to
+    850. Departure: theirs adds 1e-8 to sigma.
+    """
+    x_BT = tokens.logprobs_BT.clone().requires_grad_()
+    by_response = loss_agg_mode == "seq-mean-token-mean"
+    n_B = tokens.lengths_B.clamp(min=1) if by_response else torch.ones_like(tokens.lengths_B)
+    w_BT = weight(dataclasses.replace(tokens, logprobs_BT=x_BT))
+    (gradient_BT,) = torch.autograd.grad((w_BT * tokens.advantages_BT / n_B[:, None]).sum(), x_BT)
+    return w_BT.detach(), gradient_BT * n_B[:, None]
 
 
 def exponent_of(c_BT: torch.Tensor, tokens: Tokens, scope: str) -> torch.Tensor:

@@ -6,6 +6,7 @@ one wins. A key that none of the first three has is rejected wherever it is set:
 add any key, and an override with ``+``, and nothing would read it.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -23,7 +24,17 @@ from omegaconf.errors import OmegaConfBaseException
 from prompt_aug.typed import closest, shown
 from recipe.config.base import CONFIG, base, flat, is_in, known_keys, reading, search_path
 from recipe.config.sizes import set_sizes
-from recipe.config.verl import ASYNCHRONOUS, check_types, off_switch, unknown_key, wrong_values
+from recipe.config.verl import (
+    ASYNCHRONOUS,
+    CORRECTION,
+    LOSS,
+    A,
+    R,
+    check_types,
+    off_switch,
+    unknown_key,
+    wrong_values,
+)
 from recipe.errors import ConfigError
 from recipe.run.host import gpus_here
 
@@ -139,6 +150,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
         _name_one_model(config, given)
         set_sizes(config)
         _set_correction(config)
+        _set_gradient(config)
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
@@ -226,6 +238,37 @@ def _set_correction(config: DictConfig) -> None:
     if correction.rollout_is == "auto":
         stale = config.trainer.v1.trainer_mode in ASYNCHRONOUS and not correction.bypass_mode
         correction.rollout_is = "token" if stale else None
+
+
+def not_through(config: DictConfig) -> str:
+    """Return the keys that rule out CW-GRPO's gradient through w, "" if none does.
+
+    The conditions of `recipe.algorithms.cw_grpo.through_weights`. ConfigError for bad arguments.
+    """
+    from recipe.algorithms.compute import logprob_temperature  # imports torch
+
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    correction = config.algorithm.rollout_correction
+    temperature = logprob_temperature(config.recipe.weights) or rollout.temperature
+    ruled_out = {
+        f"{A}.ppo_mini_batch_size": actor.ppo_mini_batch_size != config.data.train_batch_size,
+        f"{A}.ppo_epochs": actor.ppo_epochs != 1,
+        LOSS: actor.policy_loss.loss_mode != "vanilla",
+        f"{CORRECTION}.rollout_is": correction.rollout_is,
+        f"{CORRECTION}.rollout_rs": correction.rollout_rs,
+        f"{CORRECTION}.bypass_mode": correction.bypass_mode,
+        f"{R}.temperature": temperature != 1,
+    }
+    return " ".join(key for key, wrong in ruled_out.items() if wrong)
+
+
+def _set_gradient(config: DictConfig) -> None:
+    """Replace ``gradient=null`` of CW-GRPO's weights."""
+    weights = config.recipe.weights
+    if weights.name == "gaussian_covariance" and weights.gaussian_covariance.gradient is None:
+        with contextlib.suppress(ConfigError):  # bad arguments: the launch checks report them
+            gradient = "detached" if not_through(config) else "through"
+            weights.gaussian_covariance.gradient = gradient
 
 
 def _given(overrides: list[str]) -> dict[str, str]:

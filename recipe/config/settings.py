@@ -123,6 +123,9 @@ class GaussianCovariance(Record):
     """CW-GRPO, arXiv 2605.11538. `recipe.weights.arguments` can override parts of the preset."""
 
     preset: Text = setting("paper", "paper or official_code")
+    gradient: Literal["detached", "through"] | None = setting(
+        None, "of w: constant, or as the authors; null: through where it can"
+    )
 
 
 class ClipCov(Record):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
-from recipe.config.compose import one_line
+from recipe.config.compose import not_through, one_line
 from recipe.config.verl import ASYNCHRONOUS, CORRECTION, LOSS, LOSSES, MODE, A, R
 from recipe.preflight.data import paths_of
 from recipe.preflight.rules import ADVANTAGE, Check, Rule, Setup
@@ -30,9 +30,17 @@ def known_advantage(s: Setup) -> Iterator[str]:
 
 def known_token_weight(s: Setup) -> Iterator[str]:
     """`recipe.weights`: the function exists and takes its arguments."""
-    if s.weights != "none":
-        TOKEN_WEIGHTS.call(s.recipe.weights)
-    yield from ()
+    if s.weights == "none":
+        return
+    settings = TOKEN_WEIGHTS.call(s.recipe.weights)[1]
+    if settings.get("gradient") == "through" and (keys := not_through(s.config)):
+        yield s.message(
+            f"recipe.weights.gaussian_covariance.gradient {keys}",
+            "the gradient through the weights is an advantage only for verl's vanilla loss, in one "
+            "optimizer step per batch, without rollout correction, with log-probabilities at "
+            "temperature 1. Set the first key to null, or the others accordingly (for the last "
+            "one: recipe.weights.arguments.logprob_temperature=1).",
+        )
 
 
 def import_libraries(s: Setup) -> Iterator[str]:

@@ -10,8 +10,10 @@ from omegaconf import DictConfig
 
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
+from recipe.algorithms import TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
+from recipe.config.compose import not_through
 from recipe.config.shapes import known_shape
 from recipe.preflight.data import limited, load_tokenizer
 from recipe.preflight.estimate import FAST, GPUS, SLOW, Estimate, saved_bytes
@@ -69,9 +71,15 @@ def method(config: DictConfig) -> str:
     """Return advantage, token weights, loss and clip, after the name of the method's file."""
     recipe, actor = config.recipe, config.actor_rollout_ref.actor
     chosen = HydraConfig.get().runtime.choices.get("method") if HydraConfig.initialized() else None
+    weights = recipe.weights.name
+    if weights == "gaussian_covariance":
+        gradient, keys = TOKEN_WEIGHTS.call(recipe.weights)[1]["gradient"], not_through(config)
+        detail = f" because of {keys}" if keys else ""
+        detail = " w, ratio at temperature 1" if gradient == "through" else detail
+        weights += f" (gradient {gradient}{detail})"
     return (f"{chosen}: " if chosen else "") + (
         f"advantage {recipe.advantage.name} over each {group_of(recipe.advantage)}, "
-        f"weights {recipe.weights.name}, "
+        f"weights {weights}, "
         f"loss {actor.policy_loss.loss_mode} ({actor.loss_agg_mode}), "
         f"clip {actor.clip_ratio_low}, {actor.clip_ratio_high}, "
         + (f"KL loss {actor.kl_loss_coef}" if actor.use_kl_loss else "no KL loss")

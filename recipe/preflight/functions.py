@@ -42,7 +42,7 @@ def trial(s: Setup) -> Iterator[str]:
         alone = {**recipe, "weights": {"name": "none"}} if section == "advantage" else recipe
         batch = trial_batch(rows, recipe["rephrasings"]["count"] + 1)
         try:
-            compute_advantages(dataclasses.replace(batch, **without), alone)
+            compute_advantages(dataclasses.replace(batch, **without), alone, s.actor.loss_agg_mode)
         except UserError:
             raise
         except Exception as error:  # whatever the user's function raises

@@ -54,6 +54,8 @@ FREE = {  # names of keys and sections that change results by rounding only
     # reading, grading, validation
     *("use_shm", "num_workers", "filter_overlong_prompts_workers", "val_batch_size"),
 }
+# Values of a run whose config.yaml is older than the key.
+BEFORE = {"recipe.weights.gaussian_covariance.gradient": "detached"}
 # Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
 SAVED = (
     *(f"{MODEL}.{name}" for name in ("path", "lora_rank", "target_modules", "exclude_modules")),
@@ -102,7 +104,7 @@ def same_run(s: Setup) -> Iterator[str]:
     except FileError:
         yield f"{folder.config}: not a readable configuration. Restore it from a copy, or {remedy}"
         return
-    old = dict(flat(OmegaConf.to_container(before)))
+    old = {**BEFORE, **dict(flat(OmegaConf.to_container(before)))}
     config = s.config.copy()
     if folder.data_manifest.is_file():  # as `prepare_data` did at the first start
         train = read_json(folder.data_manifest).get("train", {})

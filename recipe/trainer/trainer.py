@@ -8,7 +8,8 @@ of foreign code.
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from prompt_aug.base.files import write_lines
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
 from recipe.algorithms import ADVANTAGES
-from recipe.algorithms.compute import logprob_temperature
+from recipe.algorithms.compute import logprob_temperature, ratio_temperature
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.rollout.agent_loop import EPOCH, choose_template
 from recipe.run import folder as run_folder
@@ -61,7 +62,7 @@ class RecipeMixin(SavingTrainer):
       _build_replay_buffer   limits dynamic sampling; sets the polling interval (verl: 2 s)
       _fetch_one_gen_batch   adds the epoch and a group id that every run repeats; the curriculum
       _balance_batch         mini-batches that do not depend on which rollout finished first
-      _compute_old_log_prob  sends the workers only the columns that they read
+      _compute_old_log_prob  sends the workers only the columns that they read; its temperature
       _compute_ref_log_prob  the same
       _compute_values        the same; nothing if the critic is PCL's value model
       _update_critic         the same; the value model is trained on pass rates instead
@@ -176,12 +177,32 @@ class RecipeMixin(SavingTrainer):
         batch.reorder([i for rows in shares for i in rows])
         return batch
 
+    @functools.cached_property
+    def temperature(self) -> float:
+        """Of the actor's log-probabilities, ratio, KL and entropy; the rollout's by default."""
+        wanted = ratio_temperature(self.config.recipe.weights)
+        return float(wanted or self.config.actor_rollout_ref.rollout.temperature)
+
+    @contextmanager
+    def _for_actor(self, batch: Any) -> Iterator[None]:
+        """`batches.for_actor` at `temperature`, which verl reads from the key of the rollout.
+
+        The engines have copies of the configuration, so they sample at their own.
+        """
+        rollout = self.config.actor_rollout_ref.rollout
+        sampled, rollout.temperature = rollout.temperature, self.temperature
+        try:
+            with batches.for_actor(batch):
+                yield
+        finally:
+            rollout.temperature = sampled
+
     def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
-        with batches.for_actor(batch):
+        with self._for_actor(batch):
             return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: Any, metrics: dict) -> Any:
-        with batches.for_actor(batch):
+        with self._for_actor(batch):
             return super()._compute_ref_log_prob(batch, metrics)
 
     def _compute_values(self, batch: Any, metrics: dict) -> Any:
@@ -203,7 +224,7 @@ class RecipeMixin(SavingTrainer):
         self.watchdog.begin()
         # verl has padded the batch to whole mini-batches.
         self.optimizer_steps += actor.ppo_epochs * (len(batch) // mini_batch)
-        with batches.for_actor(batch):
+        with self._for_actor(batch):
             return super()._update_actor(batch, metrics)
 
     @property
@@ -259,11 +280,11 @@ class RecipeMixin(SavingTrainer):
     def _fetch(self, batch: Any) -> tuple[batches.Fetched, torch.Tensor | None]:
         """Return the batch, and its log-probs at the temperature of the token weights (None: same).
 
-        verl computes them at the rollout's temperature. Another temperature costs one more forward
-        pass. It runs after the reference model's, whose result is written to the same column.
+        verl computes them at `temperature`. Another one costs one more forward pass, after the
+        reference model's, whose result is written to the same column.
         """
         wanted = logprob_temperature(self.config.recipe.weights)
-        if wanted in (None, self.config.actor_rollout_ref.rollout.temperature):
+        if wanted in (None, self.temperature):
             return batches.fetch(batch), None
         # Only for this pass: verl's `_update_actor` sets temperature and entropy again. With LoRA
         # verl's pass of the reference model leaves the adapter off.

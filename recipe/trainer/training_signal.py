@@ -53,15 +53,15 @@ def signal_of(
         trained_B=~(torch.tensor(excluded) | torch.tensor(filled)),
         shortest=stats.shortest_of(rollouts.questions),
     )
-    made = compute_advantages(rollouts, recipe)
-    by_token = config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+    loss_agg_mode = config.actor_rollout_ref.actor.loss_agg_mode
+    made = compute_advantages(rollouts, recipe, loss_agg_mode)
     columns = batches.columns_of(
         fetched,
         made.advantages_BT,
         made.returns_BT,
         changed=changed,
         excluded=excluded,
-        by_token=by_token,
+        by_token=loss_agg_mode == "token-mean",
     )
     by_rephrasing = group_of(recipe.advantage) == "rephrasing"
     metrics.update(statistics.entropy(rollouts))

@@ -285,6 +285,9 @@ trainer.logger=[console,file] trainer.total_training_steps=99
 """  # no critic reads its setting
 
 
+COVARIANCE = "recipe.weights.gaussian_covariance"
+
+
 def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
     others = [changed(config, changes) for changes in OTHER]
     assert list(same_run(others[0])) == []  # there is no run yet
@@ -296,6 +299,18 @@ def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
         assert [key for key in keys if key not in errors] == []
     run.metrics.unlink()
     assert list(same_run(others[0])) == []  # no step was done: nothing is mixed
+
+
+def test_a_run_older_than_the_gradient_through_weights_goes_on_without_it(config: Any) -> None:
+    detached = "recipe.weights.name=gaussian_covariance {W}.gradient=detached"
+    before = changed(config, detached.format(W=COVARIANCE)).config
+    run = begun(before, Path(config.recipe.run_dir))
+    text = run.config.read_text()
+    run.config.write_text("".join(x for x in text.splitlines(True) if "gradient: det" not in x))
+    assert run.config.read_text() != text
+    assert list(same_run(Setup(before))) == []
+    through = detached.replace("detached", "through").format(W=COVARIANCE)
+    assert "gradient" in "".join(same_run(changed(config, through)))
 
 
 def test_a_checkpoint_keeps_its_mesh_on_as_many_ranks(config: Any) -> None:

@@ -92,8 +92,8 @@ def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, n
     sent: list[Any] = []
     monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics: sent.append(batch.fields))
     actor = {"ppo_mini_batch_size": 1, "ppo_epochs": 3}
-    trainer = bare({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1}}})
-    trainer.watchdog = SimpleNamespace(begin=lambda: None)
+    trainer = bare({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1, "temperature": 1.0}}})
+    trainer.watchdog, trainer.temperature = SimpleNamespace(begin=lambda: None), 1.0
 
     class Batch(list[str]):
         fields: list[str] | None = None
@@ -102,6 +102,35 @@ def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, n
     getattr(trainer, name)(batch, {})
     assert sent == [list(ACTOR_FIELDS)] and batch.fields is None
     assert trainer.optimizer_steps == (6 if name == "_update_actor" else 0)  # 3 x 2 / 1
+
+
+@pytest.mark.parametrize(("gradient", "wanted"), [("through", 1.0), ("detached", 0.7)])
+@pytest.mark.parametrize(
+    "name", ["_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor"]
+)
+def test_a_gradient_through_the_weights_has_its_own_temperature(
+    monkeypatch: pytest.MonkeyPatch, name: str, gradient: str, wanted: float
+) -> None:
+    """Log-probabilities, KL and update at 1 as the authors', samples at 0.7."""
+    seen: list[float] = []
+
+    def passed(self: Any, batch: Any, metrics: dict) -> None:
+        seen.append(self.config.actor_rollout_ref.rollout.temperature)
+
+    monkeypatch.setattr(PPOTrainer, name, passed)
+    section = {"preset": "official_code", "gradient": gradient}
+    weights = {"name": "gaussian_covariance", "gaussian_covariance": section}
+    parts = {"actor": {"ppo_mini_batch_size": 1, "ppo_epochs": 1}, "rollout": {"n": 1}}
+    parts["rollout"]["temperature"] = 0.7  # type: ignore[assignment]
+    trainer = bare({"recipe": {"weights": weights}, "actor_rollout_ref": parts})
+    trainer.watchdog = SimpleNamespace(begin=lambda: None)
+
+    class Batch(list[str]):
+        fields: list[str] | None = None
+
+    getattr(trainer, name)(Batch(["a"]), {})
+    assert seen == [wanted]
+    assert trainer.config.actor_rollout_ref.rollout.temperature == 0.7
 
 
 class PassedError(Exception):
