@@ -39,6 +39,7 @@ SCALE = f"{ACTOR}.loss_scale_factor"
 ADVANTAGE, COUNT = "recipe.advantage.name", "recipe.rephrasings.count"
 RATIO, FILTER = "recipe.rephrasings.ratio", "algorithm.filter_groups.enable"
 WEIGHTS = "recipe.weights.name"
+CW = {WEIGHTS, "recipe.weights.gaussian_covariance.gradient"}
 SAMPLES = {
     f"actor_rollout_ref.{place}" for place in ("rollout.n", "actor.rollout_n", "ref.rollout_n")
 }
@@ -122,7 +123,7 @@ TOY = {
     "ta_grpo": {ADVANTAGE, COUNT},
     "ta_grpo_star": {ADVANTAGE, COUNT, RATIO},
     "grpo_ds": {FILTER},
-    "cw_grpo": {WEIGHTS},
+    "cw_grpo": CW,
     "clip_cov": {MODE, *OPEN_CLIP},
     "clip_cov_global": {WEIGHTS, *OPEN_CLIP},
     "kl_cov": {MODE, f"{LOSS}.kl_cov_ratio", f"{LOSS}.ppo_kl_coef"},
@@ -159,14 +160,14 @@ DAPO_LOSS = (
 )
 PUBLISHED = {
     ("ta_grpo", "ta_grpo method=grpo"): {ADVANTAGE, COUNT},
-    ("cw_grpo", "cw_grpo method=grpo"): {WEIGHTS},
+    ("cw_grpo", "cw_grpo method=grpo"): CW,
     (GRPO_DS, "ta_grpo method=grpo published=grpo_ds"): {FILTER},
     ("prompt_aug", DAPO_LOSS): {*AUGMENT},
     ("dapo", DAPO_LOSS): {f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
     ("ta_grpo", STAR): {ADVANTAGE, RATIO},
     ("ta_grpo", GRPO_DS): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
     ("dapo", "prompt_aug"): {*AUGMENT, f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
-    ("cw_grpo", "clip_cov"): {WEIGHTS, MODE, *OPEN_CLIP},
+    ("cw_grpo", "clip_cov"): {*CW, MODE, *OPEN_CLIP},
     ("one_shot", COMMAND["entropy_only"]): {ADVANTAGE, KL, f"{ACTOR}.optim.weight_decay", STEPS},
     # The baseline of arXiv 2602.03190 has a KL term and a token mean.
     ("dapo", "grpo"): TOY["dapo"] - {MEAN} | {KL},
