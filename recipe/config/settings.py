@@ -32,8 +32,6 @@ from prompt_aug.typed import (
 )
 from prompt_aug.verifiers import VerifierLimits
 
-Alarm = Literal["warn", "stop"]  # actions of the guard
-
 
 def setting(default: Any, meaning: str) -> Any:
     """Return the field of a setting that a resumed run may not change."""
@@ -170,15 +168,6 @@ class Curriculum(Record):
     value_model: bool = setting(False, "the critic predicts the pass rates, as in PCL")
 
 
-class Guard(Record):
-    """Collapse guard: recipe/trainer/guard.py."""
-
-    action: Literal["off", Alarm] = free("off", "or an alarm's effect")
-    window: Positive = free(10, "steps of a median")
-    factor: Annotated[float, Field(gt=1)] = free(4.0, "of change")
-    accuracy_drop: Part = free(0.1, "below the best, twice in a row")
-
-
 class Recipe(Record):
     """The section `recipe`."""
 
@@ -208,7 +197,6 @@ class Recipe(Record):
     )
     source_weights: dict[str, Above0] | None = setting(None, "{DATA_SOURCE: weight of its rows}")
     one_question: Text | Count | None = setting(None, "uid of the only training question")
-    guard: Guard = Guard()
 
 
 def defaults() -> dict[str, Any]:

@@ -9,14 +9,14 @@ import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.typed import UNSET, adapter, problems
 from recipe.config.base import CONFIG, ROOT, base, flat, is_in, known_keys
-from recipe.config.settings import Alarm, Recipe
+from recipe.config.settings import Recipe
 from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
 from recipe.run.evaluation import EvaluationSection
@@ -118,7 +118,6 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
         for name in ("clip_cov", "gaussian_covariance")
     ),
     ("recipe.advantage.name", ("sdpo",), "recipe", "hint"),
-    ("recipe.guard.action", get_args(Alarm), "recipe.guard", ""),
 ]
 SWITCHES = [
     Switch(f"{section}.{name}".removesuffix("."), key, on)

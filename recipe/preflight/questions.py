@@ -275,19 +275,16 @@ def only_question(questions: list[Question], config: Any) -> list[Question]:
 def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> None:
     """Warn of validation questions that are trained on; reject them if they select a checkpoint.
 
-    `recipe.keep_best` reads one data source, the guard reads all. With ``recipe.one_question``
-    validation may contain the one question.
+    With ``recipe.one_question`` validation may contain the one question.
     """
     if not (shared := [question for question in questions if question.uid in trained]):
         return
     overlap = f"{len(shared)} of {len(questions)} questions are also in data.train_files"
-    guarded = s.recipe.guard.action == "stop"
     best = s.recipe.keep_best in {f"val/{question.source}/accuracy" for question in shared}
-    if (best or guarded) and s.recipe.one_question is None:
-        key, off = ("guard.action", "warn") if guarded else ("keep_best", "null")
+    if best and s.recipe.one_question is None:
         raise ConfigError(
-            f"{s.named(f'recipe.{key}')}: needs held-out accuracy, and of data.val_files "
-            f"{overlap}. Remove them from one of the files, or set recipe.{key}={off}."
+            f"{s.named('recipe.keep_best')}: needs held-out accuracy, and of data.val_files "
+            f"{overlap}. Remove them from one of the files, or set recipe.keep_best=null."
         )
     print(f"data.val_files: {overlap}; their accuracy is not held out")
 

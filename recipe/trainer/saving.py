@@ -1,9 +1,9 @@
 """Checkpoints: when the trainer saves, what a checkpoint holds, and how a run ends early.
 
-A checkpoint is always that of the step just finished. At a signal, near the job's deadline or at an
-alarm of the guard, the trainer saves after the step's metrics, and ends before the next step. A
-validation is then cut short, and is not repeated by the resumed run. If the step under way would
-end too late (recipe/run/stop.py decides), or fails, the run ends without a save.
+A checkpoint is always that of the step just finished. At a signal or near the job's deadline the
+trainer saves after the step's metrics, and ends before the next step. A validation is then cut
+short, and is not repeated by the resumed run. If the step under way would end too late
+(recipe/run/stop.py decides), or fails, the run ends without a save.
 """
 
 import threading
@@ -18,7 +18,6 @@ from prompt_aug.base.files import read_json, write_json
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog
-from recipe.trainer import guard
 from recipe.trainer.liveness import Liveness
 
 
@@ -39,7 +38,7 @@ class SavingTrainer(PPOTrainer):
       _save_checkpoint    adds our state, deletes older checkpoints afterwards
     """
 
-    ending: guard.CollapseError | StoppedError | None = None  # raised before the next step
+    ending: StoppedError | None = None  # raised before the next step
 
     def __init__(self, config: DictConfig) -> None:
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
@@ -114,39 +113,15 @@ class SavingTrainer(PPOTrainer):
             return {}
 
     def end_step(self, metrics: dict[str, Any]) -> None:
-        """Add the step to metrics.jsonl, apply ``recipe.guard``, and save if the run must end."""
-        alarm = self._alarm(metrics)
+        """Add the step to metrics.jsonl, and save if the run must end."""
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
         if self.global_steps == self.total_training_steps:
             return
-        if alarm and self.config.recipe.guard.action == "stop":
-            self.ending = guard.CollapseError(alarm)
-        elif reason := self.limit.after_step():
+        if reason := self.limit.after_step():
             self.ending = StoppedError(reason)
         if self.ending and checkpoints.tracked_step(self.saves) != self.global_steps:
             self.on_sample_end()  # the engine is awake, so it sleeps meanwhile
             self._save_checkpoint()
-
-    def _alarm(self, metrics: dict[str, Any]) -> str | None:
-        """Return the guard's message if it raises an alarm; add ``guard/breach`` to `metrics`."""
-        settings = self.config.recipe.guard
-        if settings.action == "off":
-            return None
-        history = run_folder.read_metrics(self.run_dir)
-        history.append(run_folder.metrics_line(self.global_steps, metrics))
-        breach = guard.verdict(history, settings)
-        metrics["guard/breach"] = int(breach is not None)
-        if breach is None:
-            return None
-        lr = float(self.config.actor_rollout_ref.actor.optim.lr)
-        saved = checkpoints.saved_steps(self.saves)
-        command = guard.remedy(str(self.run_dir), history, saved, lr)
-        message = (
-            f"recipe.guard.action={settings.action}: step {self.global_steps}: {breach}. From the "
-            f"best checkpoint: {command}"
-        )
-        print(message, flush=True)
-        return message
 
     def _save_checkpoint(self) -> None:
         """verl's checkpoint and our state; then delete older checkpoints that are not kept."""

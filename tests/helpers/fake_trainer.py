@@ -32,8 +32,7 @@ class FakeTrainer(SavingTrainer, PPOTrainerSync):
         self.global_steps, self.steps_per_epoch, self.total_training_steps = step, 4, total
         trainer = {"default_local_dir": str(self.saves), "resume_mode": "auto"}
         keep = {"keep_every": None, "keep_best": None}
-        recipe = {**keep, "guard": {"action": "off"}}
-        self.config = OmegaConf.create({"trainer": trainer, "recipe": recipe})
+        self.config = OmegaConf.create({"trainer": trainer, "recipe": keep})
         self.limit, self.line, self.watchdog = Limit(run_dir, deadline), {}, Watchdog(60)
         self.train_dataloader, self.fetched = Loader(), 0
 

@@ -133,9 +133,7 @@ def held_out(folder: Path) -> str:
     return written(folder / "held_out.parquet", [question("3 + 4?")])
 
 
-@pytest.mark.parametrize(
-    "chosen", [{"keep_best": "val/t/accuracy"}, {"guard": {"action": "stop"}}, {}]
-)
+@pytest.mark.parametrize("chosen", [{"keep_best": "val/t/accuracy"}, {}])
 def test_validation_on_training_questions(
     config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: dict[str, Any]
 ) -> None:

@@ -44,7 +44,8 @@ recipe.reward.verifiers=mine.check          recipe.source_weights={{toy:0}}
 recipe.seed=4294967296      recipe.augment.bank=/nowhere/bank.yaml     recipe.augment.mode=fixed
 recipe.augment.templates=[qwen-math,qwen-math]   recipe.augment.weights=[0,0,0,0]
 recipe.advantage.name=os.path.join          recipe.advantage.arguments={{zzz:1}}
-recipe.weights.name=cosine  recipe.history.floor=0.5       recipe.guard.action=rollback
+recipe.weights.name=cosine  recipe.history.floor=0.5
+recipe.dynamic_sampling.on_exhausted=rollback
 """.split()
 
 
@@ -93,7 +94,7 @@ OWN_LOSS = f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.clip_cov_ratio=0.1
     ("overrides", "switch"),
     [
         (f"{A}.kl_loss_coef=0.04", f"{A}.use_kl_loss=false"),
-        ("recipe.guard={window:5}", "recipe.guard.action=off"),
+        ("recipe.history={weight:5}", "recipe.history.enable=false"),
         ("method=cw_grpo recipe.weights.clip_cov.ratio=0.1", f"{NAME}=gaussian_covariance"),
         (f"method=kl_cov {A}.clip_ratio_high=0.28", f"{LOSS}=kl_cov"),
         (f"{CRITIC} critic.optim.min_lr_ratio=0.1", "critic.optim.lr_scheduler_type=constant"),

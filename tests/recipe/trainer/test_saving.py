@@ -1,6 +1,5 @@
 """What the trainer saves if a run ends before its last step, and what it deletes and restores."""
 
-import math
 import threading
 import time
 from pathlib import Path
@@ -16,9 +15,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from prompt_aug.base.files import read_json
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
-from recipe.run.folder import metrics_line
 from recipe.run.stop import StoppedError, StopRequest
-from recipe.trainer.guard import CollapseError, remedy, verdict
 from recipe.trainer.liveness import Liveness
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 
@@ -102,8 +99,10 @@ def test_a_signal_saves_the_step_under_way_and_ends_before_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str, done: list[str]
 ) -> None:
     trainer = Trainer(tmp_path, step=TOTAL if moment == "last step" else 3)
-    hooked = {"validation": "_validate", "end": "_alarm", "saved": "_alarm"}.get(moment, "step")
-    original = getattr(PPOTrainerSync if hooked != "_alarm" else Trainer, hooked)
+    at_end = moment in ("end", "saved")
+    hooked = "end_step" if at_end else "_validate" if moment == "validation" else "step"
+    owner = Trainer if at_end else PPOTrainerSync
+    original = getattr(owner, hooked)
 
     def signaled(self: Any, *arguments: Any) -> Any:
         StopRequest.create(tmp_path)
@@ -111,7 +110,7 @@ def test_a_signal_saves_the_step_under_way_and_ends_before_the_next(
             (self.saves / checkpoints.TRACKER).write_text("3")
         return original(self, *arguments)
 
-    monkeypatch.setattr(PPOTrainerSync if hooked != "_alarm" else Trainer, hooked, signaled)
+    monkeypatch.setattr(owner, hooked, signaled)
     trainer.finish()
     assert trainer.done == done and steps(trainer) == [trainer.global_steps - 1]
     if "save 3" in done:
@@ -202,37 +201,6 @@ def test_the_best_and_the_last_checkpoint_are_kept(tmp_path: Path) -> None:
     assert checkpoints.saved_steps(trainer.saves) == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("action", "tracked", "done"),
-    [
-        ("off", None, []),
-        ("warn", None, []),
-        ("stop", None, [SLEEPS, "save 3"]),
-        ("stop", 3, []),  # saved already
-    ],
-)
-def test_at_an_alarm(tmp_path: Path, action: str, tracked: int | None, done: list[str]) -> None:
-    """At step 3; then the fourth step begins."""
-    trainer = Trainer(tmp_path, step=3)
-    guard = {"window": 1, "factor": 2.0, "accuracy_drop": 0.1, "action": action}
-    trainer.config.recipe.guard = guard
-    trainer.config.actor_rollout_ref = {"actor": {"optim": {"lr": 1e-4}}}
-    if tracked:
-        (trainer.saves / checkpoints.TRACKER).write_text(str(tracked))
-    for step in (1, 2):
-        run_folder.append_metrics(tmp_path, step, {"actor/grad_norm": 1.0})
-    trainer.end_step({"actor/grad_norm": 3.0})
-    assert trainer.done == done
-    breach = run_folder.read_metrics(tmp_path)[-1].get("guard/breach")
-    assert breach == (None if action == "off" else 1)
-    trainer.global_steps = 4
-    if action == "stop":
-        with pytest.raises(CollapseError, match=r"actor/grad_norm=3 .*from 1 before"):
-            trainer.step({}, {})
-    else:
-        assert trainer.step({}, {}) == "batch"
-
-
 def test_every_poll_reports_the_partition_and_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     polls: list[tuple[str, int, int]] = []
     buffer: Any = object.__new__(BoundedReplayBuffer)
@@ -244,53 +212,6 @@ def test_every_poll_reports_the_partition_and_its_counts(monkeypatch: pytest.Mon
     assert buffer._wait_for_next_poll("train", 1.0) == 1.0
     buffer._wait_for_next_poll("val", 1.0)
     assert polls == [("train", 2, 1), ("val", 1, 0)]
-
-
-# ------------------------------------------------------------------------- guard
-# The guard's verdicts on metrics written by hand; actors that have ended are named.
-
-
-SETTINGS = {"window": 2, "factor": 4.0, "accuracy_drop": 0.1}
-VAL, NORM = "val/math/accuracy", "actor/grad_norm"
-
-
-def lines(key: str, values: list[float | None]) -> list[dict[str, Any]]:
-    return [{"step": n} | ({} if v is None else {key: v}) for n, v in enumerate(values, start=1)]
-
-
-@pytest.mark.parametrize(
-    ("key", "values", "breach"),
-    [
-        (VAL, [0.5, 0.8, 0.6, 0.6], True),
-        (VAL, [0.5, None, 0.8, None, 0.6, None, 0.6], True),  # not every step is validated
-        (NORM, [1, 1, 5, 5], True),
-        (NORM, [1, 1, 5], False),  # too short
-        ("train/entropy", [0.1, 0.1, 0.9, 0.9], True),
-        ("train/accuracy", [0.3, 0.3, 0, 0], True),
-        ("train/accuracy", [0, 0, 0.3, 0.3, 0, 0], False),  # it was 0 before
-        (NORM, [1, math.nan], True),
-    ],
-)
-def test_verdicts(key: str, values: list[float | None], breach: bool) -> None:
-    result = verdict(lines(key, values), SETTINGS)
-    assert bool(result) is breach and (key in (result or key))
-
-
-def test_a_single_step_is_no_breach_unless_it_is_not_finite() -> None:
-    history = lines(NORM, [1, 1, 1, 1, 500, 1])
-    assert verdict(history, {**SETTINGS, "window": 3}) is None
-    assert verdict(history[:5], {**SETTINGS, "window": 1})
-    recorded = metrics_line(7, {NORM: math.nan})  # null
-    assert NORM in (verdict([*history, recorded], {**SETTINGS, "window": 3}) or "")
-
-
-def test_the_remedy_forks_from_the_best_saved_step() -> None:
-    history = lines(VAL, [0.5, 0.8, 0.6, 0.8])
-    assert "--step 2 " in remedy("runs/a", history, [1, 2, 3, 4], 1e-4)
-    assert (
-        "lr=5e-05 " in (output := remedy("runs/a", history, [1, 3], 1e-4)) and "--step 3 " in output
-    )
-    assert "trainer.save_freq" in remedy("runs/a", history, [], 1e-4)
 
 
 def test_a_dead_actor_is_named_and_a_new_one_is_accepted() -> None:
