@@ -84,6 +84,38 @@ def seed_added_weights(module: ModuleType) -> None:
     wrapt.wrap_function_wrapper(module, "FSDPEngine._build_lora_module", seeded)
 
 
+@wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
+def rates_above_zero(module: ModuleType) -> None:
+    """Train every step with a learning rate above 0, and log the rate that it used.
+
+    verl's warm-up begins at rate 0, so the first batch is generated for nothing; a cosine of
+    several cycles meets 0 again. verl logs the rate of the next step. Here a step has the larger of
+    verl's rates for it and for the next one: W steps of warm-up have 1/W to W/W of the rate, and a
+    constant rate or one that falls is verl's. After a load the schedule sets the rate, not the
+    checkpoint, which may be of verl's schedule or of a run with another number of steps.
+    """
+
+    def build(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Any:
+        verls = wrapped(*args, **kwargs)
+        rate = verls.lr_lambdas[0]
+        return type(verls)(verls.optimizer, lambda step: max(rate(step), rate(step + 1)))
+
+    def step(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> float:
+        used = float(engine.optimizer.param_groups[0]["lr"])
+        wrapped(*args, **kwargs)
+        return used
+
+    def load(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> None:
+        wrapped(*args, **kwargs)
+        if schedule := engine.lr_scheduler:
+            schedule.last_epoch -= 1
+            schedule.step()
+
+    wrapt.wrap_function_wrapper(module, "FSDPEngine._build_lr_scheduler", build)
+    wrapt.wrap_function_wrapper(module, "FSDPEngine.lr_scheduler_step", step)
+    wrapt.wrap_function_wrapper(module, "FSDPEngine.load_checkpoint", load)
+
+
 def of_this_run(address: str) -> str:
     """verl's socket address with the run's id in its name; unchanged outside a run."""
     run = os.environ.get(RUN_ID)

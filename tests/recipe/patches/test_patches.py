@@ -1,5 +1,6 @@
-"""Patches of verl's engines: LoRA weights, seeds, attention of critics, log-probabilities."""
+"""Patches of verl's engines: LoRA weights, seeds, learning rates, critics, log-probabilities."""
 
+import copy
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForTokenClassification, Qwen2ForTokenClassification
 from verl.utils import model
+from verl.workers.config.optimizer import FSDPOptimizerConfig
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithValueHead
 
 import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
 from recipe.patches import logprobs as patch
@@ -129,6 +131,101 @@ def test_verls_own_is_still_without_a_seed(head: Callable[[int, int, Any], Any])
     verls: Any = FSDPEngine._build_module.__wrapped__  # type: ignore[attr-defined]
     first, second = head(1, 1, verls), head(1, 2, verls)
     assert not torch.equal(first, second), "the gap is closed upstream: delete the patch"
+
+
+# ------------------------------------------------------------------------- learning rates
+
+RATE = 1e-3
+COSINE = {"lr_scheduler_type": "cosine"}
+# (settings, share of the rate in each step), by hand
+SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
+    ({}, [1, 1, 1]),
+    ({"lr_warmup_steps": 2}, [1 / 2, 1, 1, 1]),
+    ({"lr_warmup_steps_ratio": 0.6}, [1 / 3, 2 / 3, 1, 1, 1]),
+    ({"lr_warmup_steps": 9}, [1 / 9, 2 / 9]),  # longer than the run
+    ({**COSINE, "lr_warmup_steps": 2}, [1 / 2, 1, 1, 0.75, 0.25]),  # (1 + cos(pi k / 3)) / 2
+    ({**COSINE, "min_lr_ratio": 0.2}, [1, 0.8, 0.4]),
+    ({**COSINE, "num_cycles": 1}, [1, 0.5, 0.5, 1]),  # verl: 1, 0.5, 0, 0.5
+    (COSINE, [1]),
+]
+
+
+def scheduled(settings: dict[str, Any], steps: int, build: Any, kind: Any = FSDPEngine) -> Any:
+    """An engine with an optimizer and a schedule of `steps` steps."""
+    engine: Any = object.__new__(kind)  # without verl's __init__
+    engine.optimizer_config = FSDPOptimizerConfig(lr=RATE, total_training_steps=steps, **settings)
+    engine.rank, engine._is_offload_param, engine._is_offload_optimizer = 1, False, False
+    engine.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+    engine.lr_scheduler = build(engine, engine.optimizer)
+    return engine
+
+
+def trained(engine: Any, steps: int) -> list[tuple[float, float]]:
+    """The shares of the rate that each step uses and returns for the log; two updates a step."""
+    rates = []
+    for _ in range(steps):
+        used = engine.optimizer.param_groups[0]["lr"]
+        engine.optimizer.step()
+        engine.optimizer.step()
+        rates.append((used / RATE, engine.lr_scheduler_step() / RATE))
+    return rates
+
+
+def states(engine: Any) -> list[Any]:
+    return [copy.deepcopy(part.state_dict()) for part in (engine.optimizer, engine.lr_scheduler)]
+
+
+def resumed(engine: Any, saved: list[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def load_checkpoint(**_: Any) -> None:
+        for part, state in zip((engine.optimizer, engine.lr_scheduler), saved, strict=True):
+            part.load_state_dict(state)
+
+    engine.checkpoint_manager = SimpleNamespace(load_checkpoint=load_checkpoint)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    engine.load_checkpoint("")
+    return engine
+
+
+OURS: Any = FSDPEngine._build_lr_scheduler
+VERLS: Any = FSDPEngine._build_lr_scheduler.__wrapped__  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("settings", "wanted"), SCHEDULES)
+@pytest.mark.parametrize("kind", [FSDPEngine, FSDPEngineWithValueHead])
+def test_every_step_has_a_rate_and_logs_it(kind: Any, settings: Any, wanted: list[float]) -> None:
+    engine = scheduled(settings, len(wanted), kind._build_lr_scheduler, kind)
+    used, logged = zip(*trained(engine, len(wanted)), strict=True)
+    assert used == logged == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("saved_by", [OURS, VERLS])  # a checkpoint of verl's schedule, too
+@pytest.mark.parametrize(("settings", "wanted"), SCHEDULES)
+def test_a_resumed_schedule_continues(
+    settings: Any, wanted: list[float], saved_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = len(wanted)
+    for done in range(1, steps):
+        before = scheduled(settings, steps, saved_by)
+        trained(before, done)
+        after = resumed(scheduled(settings, steps, OURS), states(before), monkeypatch)
+        assert [used for used, _ in trained(after, steps - done)] == pytest.approx(wanted[done:])
+
+
+def test_a_finished_cosine_is_extended_by_the_longer_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = scheduled(COSINE, 2, VERLS)
+    trained(before, 2)
+    assert before.optimizer.param_groups[0]["lr"] == 0
+    after = resumed(scheduled(COSINE, 3, OURS), states(before), monkeypatch)
+    assert trained(after, 1) == [pytest.approx((0.25, 0.25))]
+
+
+def test_verls_own_first_rate_is_still_0_and_its_log_a_step_ahead() -> None:
+    engine = scheduled({"lr_warmup_steps": 2}, 4, VERLS)
+    assert engine.optimizer.param_groups[0]["lr"] == 0, "closed upstream: delete the patch"
+    step: Any = FSDPEngine.lr_scheduler_step
+    assert step.__wrapped__(engine) == RATE / 2, "closed upstream: delete the patch"
 
 
 # ------------------------------------------------------------------------- attention
