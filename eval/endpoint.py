@@ -178,7 +178,8 @@ class RemoteEngine:
         # Several too long prompts in a row are more likely a wrong --max-tokens.
         channel.count(missing if missing == "prompt_too_long" else "", str(answer.get("error")))
         received, text = text, self._end.cut(text, request.stop)
-        finish = finish if text == received else "stop"
+        if text != received or any(string in text for string in request.stop):
+            finish = "stop"
         tokens = reported_tokens(answer, "completion_tokens")
         tokens = None if text and tokens == 0 else tokens  # a server that does not count
         response = {"response": text, "tokens": tokens, "finish_reason": finish}

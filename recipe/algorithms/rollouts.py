@@ -36,7 +36,7 @@ class RolloutBatch:
     accuracy: list[float]  # 0 or 1
     formats: list[float]
     lengths: list[int]  # tokens of the response
-    truncated: list[bool]  # at the length limit
+    truncated: list[bool]  # at the length limit, without an end
     reward_B: Tensor  # the sum over the response's tokens, KL in the reward included
     trained_B: Tensor  # bool: neither filtered as overlong nor in a filler group
     mask_BT: Tensor  # bool: a token that counts, after rollout correction

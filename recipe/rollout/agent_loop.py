@@ -71,17 +71,27 @@ def rollout_seed(seed: int, group: str, rollout: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def has_stop(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> bool:
+    """Return True if the text of a response contains a stop string."""
+    text = tokenizer.decode(ids, skip_special_tokens=False) if stops else ""
+    return any(stop in text for stop in stops)
+
+
 def tokens_to_stop(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> int:
     """Return the number of tokens up to the end of the first stop string; all without one.
 
     The engine does not find a stop string that began before the request was aborted.
     """
+    return bisect_left(range(len(ids)), True, key=lambda n: has_stop(tokenizer, ids[:n], stops))
 
-    def stopped(count: int) -> bool:
-        text = tokenizer.decode(ids[:count], skip_special_tokens=False)
-        return any(stop in text for stop in stops)
 
-    return bisect_left(range(len(ids)), True, key=stopped)
+def is_truncated(tokenizer: Any, ids: Sequence[int], limit: int, stops: Sequence[str]) -> bool:
+    """Return True for a response of `limit` tokens that does not end by itself.
+
+    The ids decide: verl's client names both of the engine's reasons, stop and length, "completed".
+    """
+    ended = not end_of_turn(tokenizer).ids.isdisjoint(ids[-1:])
+    return len(ids) >= limit and not ended and not has_stop(tokenizer, ids, stops)
 
 
 def cut_versions(versions: Sequence[Sequence[int]], length: int) -> list[list[int]]:
@@ -167,7 +177,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 "template": name,
                 "prefill": rendered.prefill,
                 "limit": limit,
-                "truncated": len(ids) >= limit,
+                "truncated": is_truncated(self.tokenizer, ids, limit, rendered.stop),
                 "rephrasing": n,
                 "generated_under": None if trained_under is generated_under else generated_under,
             },

@@ -80,9 +80,12 @@ def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     assert budget.spent == Spending(6, 18, 30) and budget.reserved == Spending()
 
 
-def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_here() -> None:
+@pytest.mark.parametrize("text", ["a END b END", "a END"])  # the second: on its last token
+def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_here(
+    text: str,
+) -> None:
     settings = SETTINGS.replaced(min_p=0.1)
-    with server_of(lambda n, b: completion("a END b END", "length"), "me") as endpoint:
+    with server_of(lambda n, b: completion(text, "length"), "me") as endpoint:
         engine = engine_at(endpoint.url, settings=settings)
         ((_, response),) = engine.stream(requests(1, stop=("b", "END")))
         (body,) = endpoint.bodies

@@ -79,8 +79,10 @@ def test_the_templates_of_a_mode(changes: dict, split: str, names: list[str]) ->
 class Engine:
     """Stands in for the engine's client: records the request, answers with given tokens."""
 
-    def __init__(self, ids: list[int], stop_reason: str = "completed") -> None:
+    def __init__(self, ids: list[int], stop_reason: str = "completed", versions: int = 2) -> None:
         self.ids, self.stop_reason, self.requests = ids, stop_reason, []
+        first = 2 if versions > 1 else len(ids)
+        self.versions = [[3, first], [4, len(ids) - first]][:versions]
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict):
         self.requests.append((request_id, prompt_ids, sampling_params))
@@ -90,7 +92,7 @@ class Engine:
             num_preempted=None,
             stop_reason=self.stop_reason,
             extra_fields={
-                "versions": [[3, 2], [4, 5]],
+                "versions": self.versions,
                 "min_global_steps": 3,
                 "max_global_steps": 3,
             },
@@ -205,7 +207,7 @@ def test_a_response_at_a_limit_is_marked(
     tokens: int, free: int | None, kept: int, truncated: bool
 ) -> None:
     """The response is to a rephrasing, whose prompt is longer than the question's."""
-    made, columns = loop(Engine(list(range(tokens))), count=1), row(session=4)
+    made, columns = loop(Engine(list(range(20, 20 + tokens))), count=1), row(session=4)
     longer = "Add 47 and 38. What is the sum?"
     columns["extra_info"]["rephrasings"] = [longer]
     if free:
@@ -213,10 +215,43 @@ def test_a_response_at_a_limit_is_marked(
         made.rollout_config.max_model_len = len(made.prompt(columns, longer)[2]) + free
     out = asyncio.run(made.run({}, uid="g", **columns))
     assert len(out.prompt_ids) < len(out.extra_fields["generated_under"])
-    assert out.response_ids == list(range(kept))
+    assert out.response_ids == list(range(20, 20 + kept))
     assert len(out.response_mask) == len(out.response_logprobs) == kept
     assert out.extra_fields["truncated"] is truncated
     assert out.extra_fields["limit"] == (free or 6)
+
+
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "joint", "truncated"),
+    [
+        *((f"1 + 1{end}", (), joint, False) for end in ENDS for joint in (False, True)),
+        ("1 + 1 = 2", (), False, True),
+        ("1<|im_end|>+ 1", (), False, True),  # no end of this response: its engine went on
+        ("a </answer>", ("</answer>",), False, False),
+        ("a </answer>", ("</think>", "</answer>"), True, False),
+        ("a </answer>", (), False, True),
+        ("a </answe", ("</answer>",), False, True),
+        ("a b<|im_end|>", ("</answer>",), False, False),
+    ],
+)
+@pytest.mark.parametrize("versions", [1, 2])  # of the weights: 2 after an abort
+def test_a_response_of_the_limit_with_an_end_is_whole(
+    text: str, stop: tuple[str, ...], joint: bool, truncated: bool, versions: int
+) -> None:
+    ids = tokenizer().encode(text, add_special_tokens=False)
+    made, columns = loop(Engine(ids, versions=versions), response_length=len(ids)), row()
+    template = made.prompts.bank["open-r1-teacher"].model_copy(update={"stop": stop})
+    made.prompts = dataclasses.replace(made.prompts, bank=Bank([template]))
+    if joint:
+        made.recipe.rollout.joint_limit, made.response_length = True, len(ids) + 1
+        prompt = made.prompt(columns, "What is 47 + 38?")[2]
+        made.rollout_config.max_model_len = len(prompt) + len(ids)
+    out = asyncio.run(made.run({}, uid="g", **columns))
+    assert (out.response_ids, out.extra_fields["limit"]) == (ids, len(ids))
+    assert out.extra_fields["truncated"] is truncated
 
 
 def test_the_system_prompt_of_a_row_is_used() -> None:
