@@ -69,7 +69,7 @@ class RecipeMixin(SavingTrainer):
       _compute_advantage     ours, from one read of the batch; verl's is not called (signal_of);
                              writes rollouts/ into the run folder
       _update_actor          sends fewer columns, as above; counts optimizer steps
-      _compute_metrics       adds to the metrics; ends the step (`SavingTrainer.end_step`)
+      _compute_metrics       adds to and removes from the metrics; calls `SavingTrainer.end_step`
       _val_metrics_update    mean and standard error; verl's bootstrap is slow and biased as pass@k
     """
 
@@ -317,6 +317,8 @@ class RecipeMixin(SavingTrainer):
         self.use_critic = used and self.value_model is None  # verl reads a value of every token
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         self.use_critic = used
+        for name in ("response_length", "response_length_non_aborted", "prompt_length"):
+            metrics.pop(f"{name}/clip_ratio", None)  # verl's compare with the step's longest row
         # Into verl's dict, which its fit passes to the loggers next.
         metrics["train/optimizer_steps"] = self.optimizer_steps
         # verl's steps / steps per epoch is wrong with dynamic sampling and with a curriculum.
