@@ -24,7 +24,7 @@ sys.exit(f"only {alive} of {nodes} nodes joined Ray at {address} within {seconds
 # Its `srun`s end with the job. `python`, `bin` and `runner` are those of site_settings.
 # shellcheck disable=SC2154
 start_ray() {
-    local gpus=${1:-} head head_ip port=${RAY_PORT:-$(port_of_job)} status=0
+    local gpus=${1:-} head head_ip address why='' port=${RAY_PORT:-$(port_of_job)} status=0
     local cpus=${RAY_NUM_CPUS:-}
     if [[ -z $cpus ]]; then # slots, not cores: verl's actors reserve 3 for each GPU, and 9
         cpus=$(nproc)
@@ -39,16 +39,23 @@ start_ray() {
     head=${hosts[0]}
     head_ip=$(address_of "$head")
     if [[ -z $head_ip ]]; then
-        echo "$head has no address${NETWORK_INTERFACE:+ on $NETWORK_INTERFACE}: NETWORK_INTERFACE in" \
+        why='no address'
+    elif ((${#hosts[@]} > 1)) && [[ $head_ip == 127.* || $head_ip == ::1 ]]; then
+        why="an address that no other node reaches, $head_ip,"
+    fi
+    if [[ -n $why ]]; then
+        echo "$head has $why${NETWORK_INTERFACE:+ on $NETWORK_INTERFACE}: NETWORK_INTERFACE in" \
             "scripts/cluster.env names an interface that every node has" >&2
         return 1
     fi
     ray_nodes=()
     on_nodes "$head" -- start --head --node-ip-address="$head_ip" --port="$port" \
         ${gpus:+--num-gpus="$gpus"} --num-cpus="$cpus" --include-dashboard=false
-    on_nodes "${hosts[@]:1}" -- start --address="$head_ip:$port" ${gpus:+--num-gpus="$gpus"} \
+    address=$head_ip:$port
+    if [[ $head_ip == *:* ]]; then address="[$head_ip]:$port"; fi # IPv6
+    on_nodes "${hosts[@]:1}" -- start --address="$address" ${gpus:+--num-gpus="$gpus"} \
         --num-cpus="$cpus"
-    export RAY_ADDRESS=$head_ip:$port
+    export RAY_ADDRESS=$address
     echo "Ray: first node $head ($RAY_ADDRESS), ${#hosts[@]} nodes, ${gpus:-all} GPUs each"
     "${python[@]}" -c "$READY" "${#hosts[@]}" "${READY_SECONDS:-300}" &
     child=$!
@@ -71,7 +78,7 @@ start_ray() {
 address_of() {
     local ask='hostname -I'
     if [[ -n ${NETWORK_INTERFACE:-} ]]; then
-        ask="ip -4 -o addr show dev $NETWORK_INTERFACE | awk '{print \$4}' | cut -d/ -f1"
+        ask="ip -o addr show dev $NETWORK_INTERFACE | awk '{print \$4}' | cut -d/ -f1"
     fi
     srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap bash -c "$ask" | awk '{print $1; exit}'
 }
