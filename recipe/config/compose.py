@@ -155,6 +155,8 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
     check_types(config)
+    overlong = config.recipe.reward.overlong
+    overlong.buffer = overlong.buffer or max(1, config.data.max_response_length // 5)  # as in DAPO
     if not allow_unread:
         _check_switches(config, given)
     return config

@@ -78,7 +78,7 @@ class Overlong(Record):
     """DAPO's soft overlong punishment, arXiv 2503.14476."""
 
     enable: bool = setting(False, "punish long responses")
-    buffer: Positive = setting(512, "tokens of the ramp before the limit")
+    buffer: Positive | None = setting(None, "tokens of the ramp; null: a fifth of the limit")
     factor: Above0 = setting(1.0, "largest penalty; 0.5 is DAPO's 1, whose rewards are +-1")
 
 

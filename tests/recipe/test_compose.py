@@ -59,3 +59,34 @@ def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             compose.compose_config("toy", [f"trainer.v1.{value}"])
+
+
+@pytest.mark.parametrize(
+    ("command", "buffer"),
+    [
+        (["toy_methods", "method=dapo"], 16),  # of 80 tokens
+        (["own", "method=dapo", "machine=cpu"], 204),  # of 1,024
+        (["own", "method=dapo", "data.max_response_length=4"], 1),
+        (["own", "method=dapo", "recipe.reward.overlong.buffer=7"], 7),
+        (["dapo"], 512),  # the scale sets it
+    ],
+)
+def test_the_overlong_penalty_is_over_a_fifth_of_the_limit(command: list[str], buffer: int) -> None:
+    config = compose.compose_config(command[0], command[1:])
+    assert config.recipe.reward.overlong.buffer == buffer
+
+
+@pytest.mark.parametrize(
+    ("command", "mini_batch"),
+    [
+        (["own", "data.train_batch_size=4"], 4),
+        (["own", "method=ppo", "data.train_batch_size=6"], 6),
+        (["own", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=2"], 2),
+        (["own"], 32),
+        (["math_methods", "scale=math_level3to5", "data.train_batch_size=64"], 32),  # a paper's
+    ],
+)
+def test_a_mini_batch_of_an_own_run_is_its_batch(command: list[str], mini_batch: int) -> None:
+    config = compose.compose_config(command[0], command[1:])
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == mini_batch
+    assert config.critic.ppo_mini_batch_size == mini_batch
