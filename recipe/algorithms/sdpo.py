@@ -42,7 +42,9 @@ def sdpo(
     is cut at 2, as there. Departures: the teacher is the policy that starts the step, not a moving
     average of weights (theirs: 0.05 a step); the same policy is the student in A at every
     mini-batch; a mini-batch is divided by all its tokens, not by those with a hint; no feedback of
-    an environment. The paper's main results compare the 100 likeliest tokens instead of one.
+    an environment; a hint keeps its `<think>` part (theirs loses it); a hint whose prompt is longer
+    than `data.max_prompt_length` is left out (theirs: 10,240 tokens), so long responses teach less.
+    The paper's main results compare the 100 likeliest tokens instead of one.
     """
     del rewards_B, group_B
     if hinted_logprobs_BT is None or hinted_logprobs_BT.shape != logprobs_BT.shape:

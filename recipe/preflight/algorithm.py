@@ -1,7 +1,6 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
 import importlib
-import warnings
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
@@ -62,9 +61,8 @@ def known_loss(s: Setup) -> Iterator[str]:
             yield s.message(LOSS, f"unknown. Known are {', '.join(LOSSES)}.")
         return
     # The run imports verl anyway, in the process of these checks.
-    with warnings.catch_warnings(action="ignore"):  # of each engine that is not installed
-        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-        from verl.utils.config import omega_conf_to_dataclass
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.utils.config import omega_conf_to_dataclass
 
     yield from import_libraries(s)
     target = f"{A}.policy_loss._target_"
@@ -185,6 +183,14 @@ REWARD: list[Check] = [
         "recipe.rephrasings.ratio=own.",
     ),
     Rule(
+        f"recipe.rephrasings.ratio {MODE}",
+        lambda s: s.rephrasings and s.recipe.rephrasings.ratio == "anchored" and window(s),
+        "tokens of older weights would be trained without a correction: the engine's "
+        "log-probabilities are under the rephrasing q^n, so they cannot give one. Set "
+        "num_warmup_batches=0 of the mode, trainer_mode=recipe_sync, or "
+        "recipe.rephrasings.ratio=own.",
+    ),
+    Rule(
         f"{HISTORY} {FILTER}",
         lambda s: s.recipe.history.enable and s.filter.enable,
         "HAPO's signal is in groups that are all right, which the filter evicts. Enable one.",
@@ -245,6 +251,12 @@ def lost_weights(s: Setup) -> Iterator[str]:
 def corrects(s: Setup) -> bool:
     """Return True if the engine's log-probabilities correct the ratios."""
     return bool(s.correction.bypass_mode or s.correction.rollout_is or s.correction.rollout_rs)
+
+
+def window(s: Setup) -> float:
+    """Return the largest staleness of a token, in versions of the weights."""
+    own = s.trainer.v1[s.mode.removeprefix("recipe_")] if s.mode in ASYNCHRONOUS else {}
+    return float(own.get("num_warmup_batches", 0))
 
 
 def uncorrected(s: Setup) -> Iterator[str]:

@@ -63,7 +63,10 @@ try:
 except importlib.metadata.PackageNotFoundError:
     seen["vllm"] = None
 
-import verl.workers.engine.fsdp.transformer_impl
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    import verl.workers.engine.fsdp.transformer_impl
+seen["warns"] = any("engine is not available" in str(w.message) for w in caught)
 from verl.workers.engine.base import EngineRegistry
 if "adapted" in sys.argv:
     import recipe.patches.cpu.engines
@@ -169,6 +172,7 @@ TWICE, ENGINE = "cpu:gloo,cpu:gloo", "FSDPEngineWithLMHead"
         ("vllm", None, True),
         ("engines", ["object"] * 2, [ENGINE] * 2),
         ("pinned", True, False),
+        ("warns", True, False),
         # The merger's cast. 0.1 has 8 significant bits in bfloat16: 205/2048; 24 in float32.
         ("merged", "torch.bfloat16 0.10009765625", "torch.float32 0.10000000149011612"),
     ],

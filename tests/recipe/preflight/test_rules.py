@@ -160,7 +160,15 @@ ALLOWED_ENGINE += [
     *(ASYNC, f"{ASYNC} data.gen_batch_size=1 {FILTER}", SEPARATE),
     f"{SEPARATE} {{R}}.n_gpus_per_node=2 {{R}}.tensor_model_parallel_size=2",
 ]
+ALLOWED_ALGORITHM += [
+    f"{ASYNC} {TA} trainer.v1.colocate_async.num_warmup_batches=0",
+    f"{ASYNC} {TA} recipe.rephrasings.ratio=own",
+]
 REFUSED += [
+    *(
+        (f"{mode} {TA}", "recipe.rephrasings.ratio num_warmup_batches=0")
+        for mode in (ASYNC, SEPARATE)
+    ),
     ("trainer.v1.trainer_mode=separate_async", "trainer_mode=separate_async recipe_colocate_async"),
     (f"{SEPARATE} {{R}}.nnodes=0", "{R}.nnodes=0 {R}.n_gpus_per_node"),
     (f"{SEPARATE} {{R}}.checkpoint_engine.backend=nccl", "nccl cupy"),
