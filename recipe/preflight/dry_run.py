@@ -2,15 +2,18 @@
 
 import statistics
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from prompt_aug.prompts import Prompts
+from prompt_aug.prompts import Prompt, Prompts
 from prompt_aug.questions import read_parquet
-from recipe.algorithms import TOKEN_WEIGHTS
+from prompt_aug.typed import shown
+from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config import sizes
 from recipe.config.compose import not_through
@@ -24,6 +27,7 @@ from recipe.run import host
 from recipe.run.folder import read_metrics
 
 GPU, VALIDATION = "h100-80", 500  # assumed for the hours: GPU, responses of a validation
+MOST_EPOCHS = 20
 
 
 def describe(config: DictConfig, prompts: Prompts) -> str:
@@ -34,10 +38,12 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         trial = config.copy()
         trial.recipe.run_dir = scratch
-        report = prepare_data(trial, prompts, load_tokenizer(trial))
+        tokenizer = load_tokenizer(trial)
+        report = prepare_data(trial, prompts, tokenizer)
         question = read_parquet(trial.data.train_files[0])[0]
         name = (config.recipe.augment.templates or prompts.bank.names)[0]
-        prompt = prompts.render(name, question.text, load_tokenizer(trial), question.system)
+        render = partial(prompts.render, name, tokenizer=tokenizer, system=question.system)
+        prompt = render(question.text)
     actor, steps = config.actor_rollout_ref.actor, int(trial.trainer.total_training_steps)
     saved = saved_checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
     groups, size = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
@@ -51,39 +57,53 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "start model": config.actor_rollout_ref.model.path,
         "method": method(config),
         "templates": templates(config.recipe.augment, prompts),
-        "reward": reward(config.recipe.reward),
+        "reward": reward(config),
+        "hint": hint(config, render, question.text),
         "questions": questions(report, Setup(config)),
-        "steps": f"{steps}" + (f", of which {saved} are done and saved" if saved else ""),
+        "steps": f"{steps}{epochs(config, steps / report['train']['steps_per_epoch'])}"
+        + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
         f"{groups * size * max(0, steps - saved):,} to come, of at most "
         f"{config.data.max_response_length} tokens{more}",
         "updates": f"{updates} optimizer steps a step, {updates * steps:,} in all",
         "checkpoints": checkpoints(config, steps),
         "hours": hours(config, steps - saved),
-        **({"memory": memory(config)} if config.trainer.device == "cpu" else {}),
+        "memory": memory(config) if config.trainer.device == "cpu" else "",
     }
     width = max(map(len, lines))
-    rows = [f"{key:<{width}}  {value}" for key, value in lines.items()]
+    rows = [f"{key:<{width}}  {value}" for key, value in lines.items() if value]
     return "\n".join([*rows, f"first prompt, template {name}:", prompt.shown()])
 
 
 def method(config: DictConfig) -> str:
-    """Return advantage, token weights, loss and clip, after the name of the method's file."""
+    """Return the parts of the update, after the name of the method's file."""
     recipe, actor = config.recipe, config.actor_rollout_ref.actor
     chosen = HydraConfig.get().runtime.choices.get("method") if HydraConfig.initialized() else None
-    weights = recipe.weights.name
-    if weights == "gaussian_covariance":
-        gradient, keys = TOKEN_WEIGHTS.call(recipe.weights)[1]["gradient"], not_through(config)
-        detail = f" because of {keys}" if keys else ""
-        detail = " w, ratio at temperature 1" if gradient == "through" else detail
-        weights += f" (gradient {gradient}{detail})"
+    weights = called(recipe.weights)
+    if recipe.weights.name == "gaussian_covariance":
+        keys = not_through(config)
+        if TOKEN_WEIGHTS.call(recipe.weights)[1]["gradient"] == "through":
+            weights += " with the ratio at temperature 1"
+        elif keys:
+            weights += f" (not through because of {keys})"
+    count, ratio = recipe.rephrasings.count, recipe.rephrasings.ratio
     return (f"{chosen}: " if chosen else "") + (
-        f"advantage {recipe.advantage.name} over each {group_of(recipe.advantage)}, "
+        f"advantage {called(recipe.advantage)} over each {group_of(recipe.advantage)}, "
         f"weights {weights}, "
-        f"loss {actor.policy_loss.loss_mode} ({actor.loss_agg_mode}), "
+        + (f"{count} rephrasings with {ratio} ratios, " if count else "")
+        + f"loss {actor.policy_loss.loss_mode} ({actor.loss_agg_mode}), "
         f"clip {actor.clip_ratio_low}, {actor.clip_ratio_high}, "
+        + ("without truncated responses, " if recipe.overlong_filter else "")
+        + (f"entropy bonus {actor.entropy_coeff}, " if actor.entropy_coeff else "")
         + (f"KL loss {actor.kl_loss_coef}" if actor.use_kl_loss else "no KL loss")
     )
+
+
+def called(section: DictConfig) -> str:
+    """Return the name of a function with the arguments that the configuration gives it."""
+    given = {**(section.get(section.name) or {}), **(section.arguments or {})}
+    arguments = ", ".join(f"{key}={shown(value)}" for key, value in given.items())
+    return f"{section.name}({arguments})" if given else str(section.name)
 
 
 def templates(section: DictConfig, prompts: Prompts) -> str:
@@ -92,15 +112,39 @@ def templates(section: DictConfig, prompts: Prompts) -> str:
     return ", ".join(names) + (f"; recipe.augment.mode={section.mode}" if len(names) > 1 else "")
 
 
-def reward(section: DictConfig) -> str:
-    """Return the formula of `recipe.rollout.reward` with its settings."""
+def reward(config: DictConfig) -> str:
+    """Return the formula of `recipe.rollout.reward` with its settings, and what is added to it."""
+    section, history = config.recipe.reward, config.recipe.history
     own = [f"{path} ({source})" for source, path in (section.verifiers or {}).items()]
     text = " or ".join([*own, "accuracy"])
     if section.format_weight:
         text += f" + {section.format_weight} x format"
     if section.overlong.enable:
         text += f" - up to {section.overlong.factor} over the last {section.overlong.buffer} tokens"
-    return text
+    if history.enable:
+        text += f" + {history.weight} x length reward (of the question's shortest right response)"
+    if config.algorithm.use_kl_in_reward:
+        text += f" - {config.algorithm.kl_ctrl.kl_coef} x KL"
+    return text if ADVANTAGES.facts(config.recipe.advantage.name).uses_rewards else "none is used"
+
+
+def hint(config: DictConfig, render: Callable[[str], Prompt], question: str) -> str:
+    """Return how long a right response may be as the hint of SDPO's teacher; "" without one."""
+    if "hinted_logprobs_BT" not in ADVANTAGES.facts(config.recipe.advantage.name).inputs:
+        return ""
+    text = config.recipe.hint.replace("{question}", question).replace("{solution}", "")
+    room = max(0, int(config.data.max_prompt_length) - len(render(text).ids))
+    return f"right responses of at most {room} tokens, beside the question below; longer: left out"
+
+
+def epochs(config: DictConfig, count: float) -> str:
+    """Return how often the questions are read, by `count` batches of an epoch's."""
+    if config.recipe.one_question is not None:
+        return ""
+    count *= config.recipe.curriculum.candidates if config.recipe.curriculum.enable else 1
+    least = "at least " if config.algorithm.filter_groups.enable else ""
+    much = f", MORE THAN {MOST_EPOCHS}" if count > MOST_EPOCHS else ""
+    return f" ({least}{count:.3g} epochs{much})"
 
 
 def hours(config: DictConfig, steps: int) -> str:
@@ -131,13 +175,24 @@ def memory(config: DictConfig) -> str:
 
 
 def questions(report: dict[str, Any], setup: Setup) -> str:
-    """Return how many questions are trained and validated on."""
+    """Return how many questions are trained and validated on, and how a step selects its own."""
     counts = {split: report[split]["questions"] for split in ("train", "test")}
     counts["train"] = limited(counts["train"], setup)
-    return ", ".join(
+    text = ", ".join(
         f"{counts[split]} for {use} ({len(report[split]['dropped'])} too long)"
         for split, use in (("train", "training"), ("test", "validation"))
     )
+    recipe, curriculum = setup.recipe, setup.curriculum
+    if recipe.one_question is not None:
+        return f"{text}; trained is one: recipe.one_question={recipe.one_question}"
+    if counts["test"] > counts["train"]:
+        text += ": MORE HELD OUT THAN TRAINED"
+    if recipe.source_weights:
+        text += f"; weights of the sources {shown(dict(recipe.source_weights))}"
+    if curriculum.enable:
+        by = "the value model" if curriculum.value_model else "this run"
+        text += f"; 1 in {curriculum.candidates}, of pass rates (by {by}) near {curriculum.target}"
+    return text
 
 
 def checkpoints(config: DictConfig, steps: int) -> str:
