@@ -39,7 +39,7 @@ STATUS_NOTES = {
 }
 # Figures of metrics, by name: title, caption, and panels of (title, unit, {metric: label}).
 # Left out: verl's actor/entropy, which is aggregated like the loss, so its unit depends on the
-# method; response_length/clip_ratio, the share of responses as long as the step's longest.
+# method.
 PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     "reward": ("Reward", "mean over the rollouts of a step; its parts are accuracy (the share of "
         "right answers) and format (the reward for following the template)", [

@@ -176,19 +176,18 @@ def memory(config: DictConfig) -> str:
 
 def questions(report: dict[str, Any], setup: Setup) -> str:
     """Return how many questions are trained and validated on, and how a step selects its own."""
+    recipe, curriculum = setup.recipe, setup.curriculum
     counts = {split: report[split]["questions"] for split in ("train", "test")}
     counts["train"] = limited(counts["train"], setup)
-    text = ", ".join(
+    one = "" if recipe.one_question is None else f"question {recipe.one_question} of "
+    text = one + ", ".join(
         f"{counts[split]} for {use} ({len(report[split]['dropped'])} too long)"
         for split, use in (("train", "training"), ("test", "validation"))
     )
-    recipe, curriculum = setup.recipe, setup.curriculum
-    if recipe.one_question is not None:
-        return f"{text}; trained is one: recipe.one_question={recipe.one_question}"
-    if counts["test"] > counts["train"]:
+    if counts["test"] > counts["train"] and not one:
         text += ": MORE HELD OUT THAN TRAINED"
     if recipe.source_weights:
-        text += f"; weights of the sources {shown(dict(recipe.source_weights))}"
+        text += f"; weighted {shown(dict(recipe.source_weights))}"
     if curriculum.enable:
         by = "the value model" if curriculum.value_model else "this run"
         text += f"; 1 in {curriculum.candidates}, of pass rates (by {by}) near {curriculum.target}"

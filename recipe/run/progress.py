@@ -137,6 +137,10 @@ class Follower:
                 self.lines.append(line)
                 self.say(step_line(self.lines, self.total))
                 self.step, self.since = line["step"], now
+                cut = [x for x in self.lines if x.get("train/truncated", 0.0) > 0.5]
+                if cut == [line]:  # once
+                    share = f"train/truncated={line['train/truncated']:.2f}"
+                    self.say(f"note: {share}: most responses. Raise data.max_response_length.")
 
     def _work(self) -> str:
         """The stage or step under way; "" between the last stage and the first step."""

@@ -26,6 +26,7 @@ from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
+VALUE_MODEL = "recipe.curriculum.value_model=true"
 MATH_1B = f"recipe.model_path={MODEL}"
 
 
@@ -476,6 +477,50 @@ def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path:
         config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
     text = describe(config, Prompts.from_config(config))
     assert "8 for training (0 too long), 64 for validation" in text and "first prompt" in text
-    assert re.search(r"steps +2\n", text) and re.search("updates +1 ", text)
+    assert re.search(r"steps +2 \(1 epochs\)\n", text) and re.search("updates +1 ", text)
+    assert "MORE HELD OUT" in text
     assert " 64 to come" in text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("", {"steps": "60 (0.117 epochs)"}),
+        ("recipe.weights.name=gaussian_covariance", {"method": "preset=paper"}),
+        ("recipe.advantage.arguments.a=3", {"method": "grpo(a=3)"}),
+        ("{A}.entropy_coeff=0.001", {"method": "0.001"}),
+        ("recipe.overlong_filter=true", {"method": "truncated"}),
+        ("recipe.rephrasings.count=3", {"method": "3 rephrasings"}),
+        ("recipe.history.enable=true recipe.history.weight=0.7", {"reward": "0.7"}),
+        ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.02", {"reward": "0.02 x KL"}),
+        ("recipe.advantage.name=none", {"reward": "none"}),
+        (
+            "recipe.curriculum.enable=true recipe.curriculum.target=0.3",
+            {"questions": "1 in 4", "steps": "0.469 epochs"},
+        ),
+        (f"{VALUE_MODEL} recipe.curriculum.enable=true", {"questions": "the value model"}),
+        ("recipe.source_weights.toy=2.0", {"questions": "toy"}),
+        ("trainer.total_training_steps=10240", {"steps": "(20 epochs)"}),
+        ("trainer.total_training_steps=10752", {"steps": "21 epochs, MORE THAN 20"}),
+        (
+            "recipe.one_question=3 trainer.total_training_steps=10752",
+            {"questions": "question 3 of 2048", "steps": "10752"},
+        ),
+        # The question in the hint's words has 93 tokens, of 160.
+        ("recipe.advantage.name=sdpo", {"hint": "at most 67 tokens"}),
+    ],
+)
+def test_the_parts_of_a_method_are_named(
+    monkeypatch: pytest.MonkeyPatch, settings: str, words: dict[str, str]
+) -> None:
+    """2,048 questions in batches of 4."""
+    record: dict[str, Any] = {"questions": 2048, "dropped": [], "steps_per_epoch": 512}
+    report = {"train": record, "test": {"questions": 64, "dropped": []}}
+    monkeypatch.setattr("recipe.preflight.dry_run.prepare_data", lambda *_: report)
+    config = changed(composed("toy_methods"), settings).config
+    text = describe(config, Prompts.from_config(config))
+    lines = dict(re.findall(r"^(\w+) +(.+)$", text, re.MULTILINE))
+    assert all(part in lines[name] for name, part in words.items()), text
+    assert ("hint" in lines) == ("hint" in words) and "MORE HELD" not in text
+    assert ("MORE THAN" in text) == ("MORE THAN" in str(words))

@@ -129,9 +129,14 @@ def test_a_key_without_effect_is_found_and_its_default_is_not() -> None:
     config = composed("grpo", "actor_rollout_ref.rollout.n=4").copy()
     assert config.actor_rollout_ref.actor.rollout_n == 4
     assert list(verl.changed_keys(config)) == []
-    OmegaConf.update(config, "actor_rollout_ref.nccl_timeout", 60)
-    result = [(key, value) for key, value, _ in verl.changed_keys(config)]
-    assert result == [("actor_rollout_ref.nccl_timeout", 60)]
+    wrong = {
+        "actor_rollout_ref.nccl_timeout": 60,
+        "actor_rollout_ref.actor.optim.zero_indexed_step": False,
+        "critic.optim.zero_indexed_step": False,
+    }
+    for key, value in wrong.items():
+        OmegaConf.update(config, key, value)
+    assert {key: value for key, value, _ in verl.changed_keys(config)} == wrong
 
 
 # ------------------------------------------------------------------------- sources

@@ -305,6 +305,17 @@ def test_a_stage_and_a_step_are_a_line_each(tmp_path: Path) -> None:
     ]
 
 
+def test_many_truncated_responses_are_noted_once(tmp_path: Path) -> None:
+    def later(number: int, share: float) -> Callable[[], None]:
+        return lambda: step(tmp_path, number, 90.0, **{"train/truncated": share})
+
+    shares = enumerate([0.5, 0.51, 0.2, 0.9], start=1)
+    steps = [later(number, share) for number, share in shares]
+    text = looked(tmp_path, io.StringIO(), lambda: start(tmp_path), *steps)
+    assert text.count("data.max_response_length") == 1
+    assert "train/truncated=0.51" in text
+
+
 PROGRAM = """
 import contextlib, os, sys
 from pathlib import Path

@@ -133,6 +133,21 @@ def test_a_gradient_through_the_weights_has_its_own_temperature(
     assert trainer.config.actor_rollout_ref.rollout.temperature == 0.7
 
 
+def test_lengths_compared_with_the_longest_row_are_not_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = ("response_length", "response_length_non_aborted", "prompt_length")
+    verls = {f"{kind}/{name}": 0.25 for kind in kinds for name in ("clip_ratio", "mean")}
+    verls["actor/pg_clipfrac"] = 0.1
+    compute = lambda self, batch, metrics: metrics.update(verls)  # noqa: E731
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", compute)
+    trainer = bare(use_critic=False, value_model=None, train_dataloader=[1], end_step=list)
+    metrics: dict[str, float] = {}
+    trainer._compute_metrics(None, metrics)
+    left = {key for key in metrics if not key.startswith("tr")}
+    assert left == {key for key in verls if "clip_ratio" not in key}
+
+
 class PassedError(Exception):
     """Stops after a pass of the actor."""
 
