@@ -88,11 +88,10 @@ def seed_added_weights(module: ModuleType) -> None:
 def rates_above_zero(module: ModuleType) -> None:
     """Train every step with a learning rate above 0, and log the rate that it used.
 
-    verl's warm-up begins at rate 0, so the first batch is generated for nothing; a cosine of
-    several cycles meets 0 again. verl logs the rate of the next step. Here a step has the larger of
-    verl's rates for it and for the next one: W steps of warm-up have 1/W to W/W of the rate, and a
-    constant rate or one that falls is verl's. After a load the schedule sets the rate, not the
-    checkpoint, which may be of verl's schedule or of a run with another number of steps.
+    verl's warm-up begins at 0, so the first batch is generated for nothing, and verl logs the rate
+    of the next step. Here a step has the larger of verl's rates for it and for the next one: 1/W to
+    W/W in a warm-up of W steps, and else verl's, unless a cosine rises again. After a load the
+    schedule sets the rate: the checkpoint's may be of another schedule, and 0.
     """
 
     def build(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Any:

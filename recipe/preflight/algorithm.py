@@ -185,10 +185,8 @@ REWARD: list[Check] = [
     Rule(
         f"recipe.rephrasings.ratio {MODE}",
         lambda s: s.rephrasings and s.recipe.rephrasings.ratio == "anchored" and window(s),
-        "tokens of older weights would be trained without a correction: the engine's "
-        "log-probabilities are under the rephrasing q^n, so they cannot give one. Set "
-        "num_warmup_batches=0 of the mode, trainer_mode=recipe_sync, or "
-        "recipe.rephrasings.ratio=own.",
+        "stale tokens would have no correction: the engine's log-probabilities are under the "
+        "rephrasing q^n. Set num_warmup_batches=0 of the mode, or recipe.rephrasings.ratio=own.",
     ),
     Rule(
         f"{HISTORY} {FILTER}",

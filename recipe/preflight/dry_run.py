@@ -48,8 +48,13 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     saved = saved_checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
     groups, size = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     updates = groups // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs)
-    more = ""
+    candidates = config.recipe.curriculum.candidates if config.recipe.curriculum.enable else 1
+    epochs = steps * candidates / report["train"]["steps_per_epoch"]
+    many = epochs > MOST_EPOCHS and config.recipe.one_question is None
+    much = f", MORE THAN {MOST_EPOCHS}" if many else ""
+    more = least = ""
     if config.algorithm.filter_groups.enable:
+        least = "at least "
         most = config.recipe.dynamic_sampling.max_gen_batches
         more = f"; dynamic sampling generates up to {most} times as many"
     lines = {
@@ -60,7 +65,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "reward": reward(config),
         "hint": hint(config, render, question.text),
         "questions": questions(report, Setup(config)),
-        "steps": f"{steps}{epochs(config, steps / report['train']['steps_per_epoch'])}"
+        "steps": f"{steps} ({least}{epochs:.3g} epochs{much})"
         + (f", of which {saved} are done and saved" if saved else ""),
         "responses": f"{groups} questions x {size} = {groups * size} a step, "
         f"{groups * size * max(0, steps - saved):,} to come, of at most "
@@ -135,16 +140,6 @@ def hint(config: DictConfig, render: Callable[[str], Prompt], question: str) -> 
     text = config.recipe.hint.replace("{question}", question).replace("{solution}", "")
     room = max(0, int(config.data.max_prompt_length) - len(render(text).ids))
     return f"right responses of at most {room} tokens, beside the question below; longer: left out"
-
-
-def epochs(config: DictConfig, count: float) -> str:
-    """Return how often the questions are read, by `count` batches of an epoch's."""
-    if config.recipe.one_question is not None:
-        return ""
-    count *= config.recipe.curriculum.candidates if config.recipe.curriculum.enable else 1
-    least = "at least " if config.algorithm.filter_groups.enable else ""
-    much = f", MORE THAN {MOST_EPOCHS}" if count > MOST_EPOCHS else ""
-    return f" ({least}{count:.3g} epochs{much})"
 
 
 def hours(config: DictConfig, steps: int) -> str:

@@ -86,10 +86,7 @@ def tokens_to_stop(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> 
 
 
 def is_truncated(tokenizer: Any, ids: Sequence[int], limit: int, stops: Sequence[str]) -> bool:
-    """Return True for a response of `limit` tokens that does not end by itself.
-
-    The ids decide: verl's client names both of the engine's reasons, stop and length, "completed".
-    """
+    """Return True for `limit` tokens without an end; verl drops the engine's reason."""
     ended = not end_of_turn(tokenizer).ids.isdisjoint(ids[-1:])
     return len(ids) >= limit and not ended and not has_stop(tokenizer, ids, stops)
 
