@@ -2,12 +2,17 @@
 
 import contextlib
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json
 from prompt_aug.base.places import hub_answers
+
+# Chat templates that write today's date would change the prompts of a run, and of evaluations that
+# are compared, every day. This is the date that Llama 3.1 writes.
+DATE = datetime(2024, 7, 26)
 
 
 class TokenizerError(UserError):
@@ -45,14 +50,15 @@ class ChatTemplateError(Exception):
     """The chat template fails; the message has the class of the error."""
 
 
-def chat_text(tokenizer: Any, chat: Sequence[tuple[str, str]], **arguments: Any) -> str:
+def chat_text(tokenizer: Any, chat: Sequence[tuple[str, str]], /, **arguments: Any) -> str:
     """Return the (role, content) pairs in the tokenizer's chat template, which may raise anything.
 
-    Raises ChatTemplateError.
+    For a template that reads the day it is `DATE`. Raises ChatTemplateError.
     """
     messages = [{"role": role, "content": content} for role, content in chat]
+    dated = {"date_string": DATE.strftime("%d %b %Y"), "strftime_now": DATE.strftime}
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **dated | arguments))
     except Exception as error:  # the template is code of the model's folder
         raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
 

@@ -4,9 +4,12 @@ Tokenize ``Rendered.text`` with ``add_special_tokens=False``: it contains all sp
 prompt, the BOS included, as text.
 """
 
+import functools
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, get_args
 
 from prompt_aug.base.errors import UserError
@@ -20,9 +23,11 @@ Style = Literal["auto", "chat", "raw", "bare"]
 Turn = Literal["system", "user"]
 System = Literal["row", "template"]
 Messages = tuple[tuple[str, str], ...]
-# Llama 3.2 and later write today's date into the system message, which would change the prompts of
-# a run every day. This is the date that Llama 3.1 writes; other chat templates do not read it.
-DATE = "26 Jul 2024"
+SPELLED = {  # texts and numbers that people write for a boolean
+    **dict.fromkeys("false no off n f 0 0.0 disable disabled none".split(), False),
+    **dict.fromkeys("true yes on y t 1 1.0 enable enabled".split(), True),
+}
+_QUOTED = re.compile(r"""'([^'\n]*)'|"([^"\n]*)\"""")
 _OPENED = re.compile(r"<(\w+)>\s*$")
 # Arguments of apply_chat_template that this module sets, or that change its result.
 RESERVED = ("conversation", "tokenize", "add_generation_prompt", "continue_final_message", "tools",
@@ -102,7 +107,7 @@ def render(
     If a chat template does not support a system message, its text opens the user message.
     Raises RenderError for an empty question, for a text of the data that contains a special token
     (it could end its turn), for a chat template that fails or omits the question, and for an
-    argument that the chat template does not read.
+    argument that changes no prompt or reads as another boolean than it spells.
     """
     if not question_text.strip():
         raise RenderError("an empty question cannot be rendered")
@@ -155,27 +160,24 @@ def tag_opened_twice(
     return f"<{opened[1]}>" if opened and template.requires(opened[1]) else None
 
 
+def writes_date(tokenizer: Any, form: Form) -> bool:
+    """Return True if the prompts contain the day, which is `prompt_aug.base.tokenizers.DATE`."""
+    if form.style in ("raw", "bare") or getattr(tokenizer, "chat_template", None) is None:
+        return False
+    chat, another = [("user", "question")], datetime(2001, 1, 2)
+    other = {"date_string": "", "strftime_now": another.strftime} | form.chat
+    return chat_text(tokenizer, chat, **form.chat) != chat_text(tokenizer, chat, **other)
+
+
 def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Messages]:
     """Return the text up to the assistant's turn, and the messages that the template rendered."""
-    arguments, style = form.chat, f"recipe.augment.style={form.style}"
-    own = str(arguments.get("chat_template") or tokenizer.chat_template)
-    for name in arguments:
-        if name != "chat_template" and name not in own:
-            raise RenderError(
-                f"data.apply_chat_template_kwargs.{name}={shown(arguments[name])}: the "
-                "tokenizer's chat template does not read it. Remove it, or choose another model."
-            )
+    arguments, style = dict(form.chat), f"recipe.augment.style={form.style}"
     user, folded = messages[-1][1], messages
     if messages[0][0] == "system":
         folded = (("user", f"{messages[0][1]}\n\n{messages[1][1]}"), *messages[2:])
     for attempt in dict.fromkeys((messages, folded)):
         try:
-            text = chat_text(
-                tokenizer,
-                attempt,
-                add_generation_prompt=True,
-                **{"date_string": DATE, **arguments},
-            )
+            text = chat_text(tokenizer, attempt, add_generation_prompt=True, **arguments)
         except ChatTemplateError as error:
             if attempt == folded:
                 raise RenderError(
@@ -184,11 +186,62 @@ def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Mes
                 ) from error
             continue
         if all(content.strip() in text for _, content in attempt):
+            roles, encoded = tuple(role for role, _ in attempt), json.dumps(arguments, default=str)
+            if arguments and (why := _misread(tokenizer, roles, encoded)):
+                raise RenderError(f"data.apply_chat_template_kwargs.{why}")
             return text, attempt
     raise RenderError(
         f"{style}: the tokenizer's chat template does not show the user message {user[:60]!r}... "
         "Correct it, or set recipe.augment.style=raw."
     )
+
+
+@functools.lru_cache(maxsize=8)  # read for every prompt
+def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | None:
+    """Return which of the chat template's arguments (JSON) does not do what it says, and why.
+
+    An argument must change the prompt of these roles under some value, if need be with the other
+    arguments turned. A text or number that spells a boolean must render as it, unless the template
+    distinguishes it from any other.
+    """
+    given, chat = json.loads(arguments), [(role, f"of the {role}") for role in roles]
+    own = str(given.get("chat_template") or tokenizer.chat_template)
+    other = {str: "another text", int: 2, float: 2.5}
+    values = [True, False, 0, 1, *other.values(), *(a or b for a, b in _QUOTED.findall(own))]
+
+    def prompt(settings: dict[str, Any]) -> str:
+        try:
+            return chat_text(tokenizer, chat, add_generation_prompt=True, **settings)
+        except ChatTemplateError as error:
+            return str(error)
+
+    for name, value in given.items():
+        if name == "chat_template":
+            continue
+        rest = {key: known for key, known in given.items() if key != name}
+        turned = {k: v if k == "chat_template" else not v for k, v in rest.items()}
+        without = prompt(rest)
+        if all(
+            prompt(settings | {name: v}) == base
+            for settings, base in ((rest, without), (turned, prompt(turned)))
+            for v in (value, *values)
+        ):
+            return (
+                f"{name}={shown(value)}: it changes no prompt with the roles {', '.join(roles)}, "
+                "so the tokenizer's chat template does not read it there. Remove it."
+            )
+        if type(value) not in other or (spelled := SPELLED.get(str(value).strip().lower())) is None:
+            continue
+        as_given = prompt(rest | {name: value})
+        like = (not spelled, other[type(value)])
+        if as_given != prompt(rest | {name: spelled}) and (
+            as_given in (without, *(prompt(rest | {name: v}) for v in like))
+        ):
+            return (
+                f"{name}={value!r}: the tokenizer's chat template does not read it as "
+                f"{str(spelled).lower()}. Write {name}={str(spelled).lower()}, without quotes."
+            )
+    return None
 
 
 def _bos(tokenizer: Any) -> str:

@@ -17,7 +17,7 @@ from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
 from prompt_aug.templates import Bank, Form, Template, load_bank, render
-from prompt_aug.templates.rendering import RenderError, tag_opened_twice
+from prompt_aug.templates.rendering import RenderError, tag_opened_twice, writes_date
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nQwen's own words<|im_end|>\n"
@@ -93,6 +93,83 @@ def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:
         assert twice(bank, made, **thinks) == dict.fromkeys(deepseek, "<think>")
     assert twice(BANK, made) == twice(BANK, made, style="raw") == twice(BANK, qwen()) == {}
     assert twice(load_bank("papers", "published"), made, **thinks) == {}  # CW-GRPO's own setting
+
+
+IS_FALSE = "{% if enable_thinking is defined and enable_thinking is false %}<off>{% endif %}"
+TRUTHY = "{% if enable_thinking | default(true) %}<on>{% endif %}"
+OFF_TEXT = "{% if mode == 'off' %}<off>{% endif %}"
+EFFORT = "{% set effort = effort | default('low') %}{% if effort == 'high' %}<high>{% endif %}"
+BUDGET = "{% if think is not defined or think %}{{ budget | default(9) }}{% endif %}"
+SYSTEM_ONLY = "{% if messages[0].role == 'system' and think is true %}<on>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("ending", "arguments", "text"),
+    [
+        (IS_FALSE, {"enable_thinking": False}, "<off>"),
+        (IS_FALSE, {"enable_thinking": True}, ""),  # the default
+        (TRUTHY, {"enable_thinking": 0}, ""),
+        (TRUTHY, {"enable_thinking": "true"}, "<on>"),
+        (OFF_TEXT, {"mode": "off"}, "<off>"),
+        (EFFORT, {"effort": "low"}, ""),  # the default; only 'high' changes the prompt
+        (BUDGET, {"think": False, "budget": 5}, ""),  # read with another value of `think`
+        (BUDGET, {"budget": 0}, "0"),  # a number, not a boolean
+        (SYSTEM_ONLY, {"think": True}, "<on>"),
+    ],
+)
+def test_arguments_of_the_chat_template_that_do_what_they_say(
+    ending: str, arguments: dict[str, Any], text: str
+) -> None:
+    made = tokenizer(QWEN + ending, QWEN_TOKENS)
+    rendered = render(FULL, "Q", made, Form(chat=arguments)).text
+    assert rendered.endswith(f"assistant\n{text}<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "arguments"),
+    [
+        *((IS_FALSE, {"enable_thinking": v}) for v in ("false", "False", "off", " No ", 0, 0.0)),
+        *((IS_FALSE, {name: False}) for name in ("thinking", "think", "enable_think", "defined")),
+        *((TRUTHY, {"enable_thinking": value}) for value in ("false", "off", "0")),
+        (IS_FALSE, {"enable_thinking": False, "thinking": False}),
+        ("{# think #}", {"think": False}),  # only a comment
+    ],
+)
+def test_an_argument_that_would_leave_the_prompt_as_it_is_is_rejected(
+    ending: str, arguments: dict[str, Any]
+) -> None:
+    made = tokenizer(QWEN + ending, QWEN_TOKENS)
+    with pytest.raises(RenderError, match=f"kwargs.{[*arguments][-1]}="):
+        render(FULL, "Q", made, Form(chat=arguments))
+
+
+def test_a_switch_that_the_template_reads_without_a_system_message_only() -> None:
+    made = tokenizer(QWEN + SYSTEM_ONLY.replace("== 's", "!= 's"), QWEN_TOKENS)
+    form = Form(chat={"think": True})
+    with pytest.raises(RenderError, match=r"kwargs\.think="):
+        render(FULL, "Q", made, form)
+    assert "<on>" in render(SHORT, "Q", made, form).text
+
+
+TODAY = "{% set day = strftime_now('%d %B %Y') if strftime_now is defined else 'none' %}{{ day }}"
+LLAMA_DAY = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}"
+
+
+@pytest.mark.parametrize(
+    ("opening", "day"),
+    [
+        (TODAY, "26 July 2024"),
+        (LLAMA_DAY + "{% endif %}{{ date_string }}", "26 Jul 2024"),
+        ("{{ strftime_now('%Y-%m-%dT%H:%M') }}", "2024-07-26T00:00"),
+        ("{% macro day() %}{{ strftime_now('%A') }}{% endmacro %}{{ day() }}", "Friday"),
+    ],
+)
+def test_the_day_of_a_prompt_is_always_the_same(opening: str, day: str) -> None:
+    made = tokenizer(opening + QWEN, QWEN_TOKENS)
+    assert render(FULL, "Q", made).text.startswith(f"{day}<|im_start|>")
+    assert writes_date(made, Form()) and not writes_date(made, Form(style="raw"))
+    assert not writes_date(qwen(), Form())
+    assert not writes_date(tokenizer(None, ()), Form())
 
 
 def test_raw_text_of_base_models() -> None:
