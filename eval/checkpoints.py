@@ -7,7 +7,7 @@ an export without its tokenizer, or with the weights of another step, loads with
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from eval import EvaluationError
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.base.progress import Progress
+from recipe.run import model_files
 from recipe.run.folder import MANIFEST, RunFolder, numbered
-from recipe.run.model_files import lacks_weights
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 LARGE = 64 * 2**20  # bytes. Hashing 3 GB takes 10 s, and a run may have 198 checkpoints
@@ -30,6 +30,8 @@ class Checkpoint:
     model: str
     identity: dict[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)  # in the folder `model`, with SHA-256
+    run: Path | None = None  # that of an export
+    accepted: Collection[str] = ()  # files that may differ from the start model's, by the manifest
     positions: int | None = None  # the context length that an endpoint reports
     root: str | None = None  # where an endpoint says that its weights are
 
@@ -62,12 +64,12 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("step", step) != step:
         raise EvaluationError(f"{folder / MANIFEST} is not the manifest of step {step}")
-    elsewhere = manifest.get("model_path")
+    elsewhere, own = manifest.get("model_path"), {"step": step, "run": folder.parent.parent}
     model = (folder / elsewhere).resolve() if elsewhere else folder
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
-        return Checkpoint(step=step, model=elsewhere, identity={"model": elsewhere})  # a hub id
-    files = manifest["files"]
-    return Checkpoint(step=step, model=str(model), identity=_identity(files), files=files)
+        return Checkpoint(**own, model=elsewhere, identity={"model": elsewhere})  # a hub id
+    files, own["accepted"] = manifest["files"], manifest.get("accepted", ())
+    return Checkpoint(**own, model=str(model), identity=_identity(files), files=files)
 
 
 def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
@@ -87,7 +89,7 @@ def from_model(model: str) -> Checkpoint:
         if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
             raise EvaluationError(f"model folder {model} does not exist")
         return Checkpoint(step=None, model=model, identity={"model": model})
-    if why := lacks_weights(folder):
+    if why := model_files.lacks_weights(folder):
         raise EvaluationError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
         files = {path.name: sha256(path) for path in _model_files(folder)}
@@ -95,9 +97,10 @@ def from_model(model: str) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
-    """Raise EvaluationError unless the model's files are those in its manifest, and no others.
+    """Raise UserError unless the model's files are those in its manifest, and no others.
 
-    A chat template beside the weights changes every prompt. Files above `most` bytes need to exist.
+    A chat template beside the weights changes every prompt. Files above `most` bytes need to exist;
+    without a limit the files must also load as those of the run's start model.
     """
     folder, problems = Path(checkpoint.model), []
     for name, expected in checkpoint.files.items():
@@ -116,6 +119,9 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
             "Delete the exported folder and run recipe.export again (step 0: restore the start "
             "model)"
         )
+    run = checkpoint.run  # loading a tokenizer takes a second, so it is read with the large files
+    if run and checkpoint.files and most == math.inf and (start := model_files.recorded(run)[0]):
+        model_files.compare(checkpoint.model, start, checkpoint.accepted)
 
 
 def _model_files(folder: Path) -> list[Path]:

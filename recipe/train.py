@@ -29,7 +29,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
     from prompt_aug.base.files import lock
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.run import ending
+    from recipe.run import ending, model_files
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
@@ -58,6 +58,7 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
             print(ending.next_commands(config))
             return 0
         record_environment(folder.root)
+        model_files.record(folder.root)
         code, message = carry_out(config)
         ending.record(folder, code, message)
     print(f"recipe.train: {message}", file=sys.stderr if code else sys.stdout)

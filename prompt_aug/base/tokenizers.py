@@ -13,6 +13,7 @@ from prompt_aug.base.places import hub_answers
 # Chat templates that write today's date would change the prompts of a run, and of evaluations that
 # are compared, every day. This is the date that Llama 3.1 writes.
 DATE = datetime(2024, 7, 26)
+DATED = {"date_string": DATE.strftime("%d %b %Y"), "strftime_now": DATE.strftime}
 
 
 class TokenizerError(UserError):
@@ -33,15 +34,15 @@ def load_tokenizer(model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             model, local_files_only=_is_local(model), trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        why = str(error).strip().splitlines()[0]
+    except Exception as error:  # the tokenizers package raises nothing narrower
+        why = (str(error).strip() or repr(error)).splitlines()[0]
         raise TokenizerError(
             f"no tokenizer can be loaded from {model} ({why}). {remedy}"
         ) from error
     if not tokenizer.encode("1", add_special_tokens=False):
         raise TokenizerError(
-            f"the tokenizer of {model} gives no token for '1': its files are lost or damaged. "
-            "Copy them from the model that it comes from."
+            f"the tokenizer of {model} gives no token for '1': its files are lost or damaged, as "
+            "tokenizer.json. Copy them from the model that it comes from."
         )
     return tokenizer
 
@@ -56,11 +57,24 @@ def chat_text(tokenizer: Any, chat: Sequence[tuple[str, str]], /, **arguments: A
     For a template that reads the day it is `DATE`. Raises ChatTemplateError.
     """
     messages = [{"role": role, "content": content} for role, content in chat]
-    dated = {"date_string": DATE.strftime("%d %b %Y"), "strftime_now": DATE.strftime}
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **dated | arguments))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **DATED | arguments))
     except Exception as error:  # the template is code of the model's folder
         raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
+
+
+def reads_date(tokenizer: Any) -> bool:
+    """Return True if the chat template names a variable that has the date."""
+    return any(name in str(tokenizer.chat_template) for name in DATED)
+
+
+def model_json(model: str, name: str) -> Any:
+    """Return the JSON file `name` of a model folder or hub id, None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    with contextlib.suppress(OSError):  # no such file or model
+        return read_json(Path(str(cached_file(model, name, local_files_only=_is_local(model)))))
+    return None
 
 
 def generation_ends(tokenizer: Any) -> frozenset[int]:
@@ -69,17 +83,15 @@ def generation_ends(tokenizer: Any) -> frozenset[int]:
     Without that file, as in transformers, those of the model's configuration.
     """
     model = str(getattr(tokenizer, "name_or_path", ""))
-    if not model:
-        return frozenset()
-    from transformers.utils.hub import cached_file
-
-    local = _is_local(model)
-    for name in ("generation_config.json", "config.json"):
-        with contextlib.suppress(OSError):  # no such file or model
-            path = cached_file(model, name, local_files_only=local)
-            ends = read_json(Path(str(path))).get("eos_token_id")
-            return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    for name in ("generation_config.json", "config.json") if model else ():
+        if (content := model_json(model, name)) is not None:
+            return frozenset(as_list(content.get("eos_token_id")))
     return frozenset()
+
+
+def as_list(ids: Any) -> list[int]:
+    """Return the EOS ids of a configuration, which may be one, several or null."""
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def _is_local(model: str) -> bool:

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Literal, get_args
 
 from prompt_aug.base.errors import UserError
@@ -31,7 +30,8 @@ _QUOTED = re.compile(r"""'([^'\n]*)'|"([^"\n]*)\"""")
 _OPENED = re.compile(r"<(\w+)>\s*$")
 # Arguments of apply_chat_template that this module sets, or that change its result.
 RESERVED = ("conversation", "tokenize", "add_generation_prompt", "continue_final_message", "tools",
-            "return_dict", "return_tensors", "return_assistant_tokens_mask")  # fmt: skip
+            "return_dict", "return_tensors", "return_assistant_tokens_mask", "chat_template",
+            "documents")  # fmt: skip
 
 
 class RenderError(UserError, ValueError):
@@ -63,8 +63,8 @@ class Form:
                 )
         if reserved := [key for key in self.chat if key in RESERVED]:
             raise BankError(
-                f"data.apply_chat_template_kwargs.{reserved[0]}: set by the rendering itself. "
-                "Remove it."
+                f"data.apply_chat_template_kwargs.{reserved[0]}: not supported, or set "
+                "by the rendering. Remove it."
             )
         if self.chat and self.style in ("raw", "bare"):
             raise BankError(
@@ -160,15 +160,6 @@ def tag_opened_twice(
     return f"<{opened[1]}>" if opened and template.requires(opened[1]) else None
 
 
-def writes_date(tokenizer: Any, form: Form) -> bool:
-    """Return True if the prompts contain the day, which is `prompt_aug.base.tokenizers.DATE`."""
-    if form.style in ("raw", "bare") or getattr(tokenizer, "chat_template", None) is None:
-        return False
-    chat, another = [("user", "question")], datetime(2001, 1, 2)
-    other = {"date_string": "", "strftime_now": another.strftime} | form.chat
-    return chat_text(tokenizer, chat, **form.chat) != chat_text(tokenizer, chat, **other)
-
-
 def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Messages]:
     """Return the text up to the assistant's turn, and the messages that the template rendered."""
     arguments, style = dict(form.chat), f"recipe.augment.style={form.style}"
@@ -200,14 +191,13 @@ def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Mes
 def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | None:
     """Return which of the chat template's arguments (JSON) does not do what it says, and why.
 
-    An argument must change the prompt of these roles under some value, if need be with the other
-    arguments turned. A text or number that spells a boolean must render as it, unless the template
-    distinguishes it from any other.
+    Each must change the prompt under some value, if need be with the others turned. A text or
+    number that spells a boolean must render as it, unless the template treats it as no other.
     """
     given, chat = json.loads(arguments), [(role, f"of the {role}") for role in roles]
-    own = str(given.get("chat_template") or tokenizer.chat_template)
     other = {str: "another text", int: 2, float: 2.5}
-    values = [True, False, 0, 1, *other.values(), *(a or b for a, b in _QUOTED.findall(own))]
+    values = [True, False, 0, 1, *other.values()]
+    values += [one or two for one, two in _QUOTED.findall(str(tokenizer.chat_template))]
 
     def prompt(settings: dict[str, Any]) -> str:
         try:
@@ -216,30 +206,25 @@ def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | No
             return str(error)
 
     for name, value in given.items():
-        if name == "chat_template":
-            continue
-        rest = {key: known for key, known in given.items() if key != name}
-        turned = {k: v if k == "chat_template" else not v for k, v in rest.items()}
-        without = prompt(rest)
-        if all(
-            prompt(settings | {name: v}) == base
-            for settings, base in ((rest, without), (turned, prompt(turned)))
-            for v in (value, *values)
-        ):
+        rest = {key: v for key, v in given.items() if key != name}
+        turned = {key: not v for key, v in rest.items()}
+        bases = [(settings, prompt(settings)) for settings in (rest, turned)]
+        if all(prompt(s | {name: v}) == base for s, base in bases for v in (value, *values)):
             return (
                 f"{name}={shown(value)}: it changes no prompt with the roles {', '.join(roles)}, "
                 "so the tokenizer's chat template does not read it there. Remove it."
             )
-        if type(value) not in other or (spelled := SPELLED.get(str(value).strip().lower())) is None:
+        meant = SPELLED.get(str(value).strip().lower()) if type(value) in other else None
+        if meant is None:
             continue
-        as_given = prompt(rest | {name: value})
-        like = (not spelled, other[type(value)])
-        if as_given != prompt(rest | {name: spelled}) and (
-            as_given in (without, *(prompt(rest | {name: v}) for v in like))
-        ):
+        as_given, as_meant, *like = (
+            prompt(rest | {name: v}) for v in (value, meant, not meant, other[type(value)])
+        )
+        if as_given != as_meant and as_given in (bases[0][1], *like):
+            word = str(meant).lower()
             return (
-                f"{name}={value!r}: the tokenizer's chat template does not read it as "
-                f"{str(spelled).lower()}. Write {name}={str(spelled).lower()}, without quotes."
+                f"{name}={value!r}: the tokenizer's chat template does not read it as {word}. "
+                f"Write {name}={word}, without quotes."
             )
     return None
 

@@ -5,11 +5,13 @@ temporary folder, which is verified against the shards and renamed; manifest.jso
 step is done when its manifest exists, so after a kill the same command finishes the export. Step 0
 is the start model: its manifest names the model, and nothing is copied. With LoRA the adapter is
 added to the weights, and also written to adapter/, in PEFT's layout. A run may be exported while it
-trains.
+trains. Tokenizer and configuration must load as those of the start model did when the run began.
 """
 
 import argparse
+import errno
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,11 +23,13 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, InUseError, digests, lock, read_json, sync, write_json
 from prompt_aug.base.progress import Progress
 from recipe.export import ExportError, Lora
-from recipe.run import checkpoints, environment
+from recipe.run import checkpoints, environment, model_files
 from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, select
 
 DTYPES = ("float32", "bfloat16")
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
+FULL = os.strerror(errno.ENOSPC)
+KEPT = "the steps exported so far stay; the same command continues with the rest"
 Sources = dict[int, Path | None]  # step -> the folder of its shards; None: the start model
 
 
@@ -161,15 +165,23 @@ def check_source(source: Path) -> int:
     return ranks
 
 
-def export_step(run: Path, config: dict[str, Any], step: int, source: Path, dtype: str) -> None:
+def export_step(
+    run: Path, config: dict[str, Any], step: int, source: Path, dtype: str, accept: Sequence[str]
+) -> None:
     """Merge, verify, rename, write the manifest; raises ExportError or what the merger raises."""
     lora = lora_of(config, source)
     world_size = check_source(source)
+    accepted, start = {}, model_files.recorded(run)[0]
+    if start:  # the export gets the start model's ends of a turn, which verl may have lost
+        allowed = {*accept, model_files.GENERATION}
+        accepted = model_files.compare(str(source / "huggingface"), start, allowed)
     target = RunFolder(run).exported(step)
     beside = _beside(target)
     beside.mkdir(parents=True)
     try:
         parameters = convert(source, beside, dtype, world_size, lora)
+        if start and model_files.GENERATION not in accept:
+            model_files.write_generation(beside, start)
         written = [path for path in beside.rglob("*") if path.is_file()]
         sync(written)  # a manifest must not outlive the files that it vouches for
         manifest = {
@@ -178,6 +190,7 @@ def export_step(run: Path, config: dict[str, Any], step: int, source: Path, dtyp
             "source": str(source.relative_to(run)),
             "parameters": parameters,
             "world_size": world_size,
+            "accepted": {name: accepted[name] for name in accept if name in accepted},
             "files": digests(written, beside),
             "shards": digests(checkpoints.shard_paths(source, "model"), source),
         }
@@ -207,16 +220,17 @@ def convert(source: Path, target: Path, dtype: str, world_size: int, lora: Lora 
 
 
 def export_one(
-    run: Path, config: dict[str, Any], step: int, source: Path | None, dtype: str | None
+    run: Path, config: dict[str, Any], step: int, source: Path | None, options: argparse.Namespace
 ) -> None:
     """Export one step, unless it is done; delete what a kill left beside it."""
     shutil.rmtree(_beside(RunFolder(run).exported(step)), ignore_errors=True)
-    if is_done(run, step, source, dtype):
+    if is_done(run, step, source, options.dtype):
         return
     if source is None:
         export_start(run, config)
     else:
-        export_step(run, config, step, source, choose_dtype(config, source, dtype))
+        dtype = choose_dtype(config, source, options.dtype)
+        export_step(run, config, step, source, dtype, options.accept)
 
 
 def export(options: argparse.Namespace) -> int:
@@ -225,6 +239,11 @@ def export(options: argparse.Namespace) -> int:
     config = read_config(run)
     sources, notes = find(run)
     sources = choose(run, sources, steps)
+    exports = RunFolder(run).exports
+    exports.mkdir(exist_ok=True)
+    if not os.access(exports, os.W_OK):
+        raise ExportError(f"{exports}: not writable. Make it writable; {KEPT}.")
+    notes += filter(None, [model_files.recorded(run)[1]])
     with Progress("export", len(sources), "steps") as bar:
         for note in notes:
             bar.say(f"recipe.export: {note}")
@@ -233,19 +252,20 @@ def export(options: argparse.Namespace) -> int:
             try:
                 # Jobs of an array skip steps that another one holds; a named step is awaited.
                 with lock(RunFolder(run).export_lock(step), wait=steps is not None):
-                    export_one(run, config, step, source, options.dtype)
+                    export_one(run, config, step, source, options)
             except InUseError:
                 bar.say(f"recipe.export: step {step}: another export is at work on it")
             except UserError as error:
                 why = str(error)
             except Exception as error:  # one bad checkpoint must not stop the others
+                if FULL in str(error):  # safetensors' own error or the system's
+                    raise ExportError(f"{exports}: {FULL}. Make room; {KEPT}.") from error
                 logging.getLogger(__name__).error("export failed", exc_info=error)
                 why = f"{type(error).__name__}: {error}"
             if why is not None:
                 bar.say(f"recipe.export: step {step}: {why}")
                 failed = True
             bar.update()
-    exports = RunFolder(run).exports
     if not failed:
         done = [p for p in numbered(exports, "step_").values() if (p / MANIFEST).is_file()]
         print(f"recipe.export: {len(done)} exported steps in {exports}")
@@ -258,9 +278,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", type=existing, help="the run folder, as runs/demo")
     add_steps(parser)
     parser.add_argument("--dtype", choices=DTYPES, help="default: that of the run's rollouts")
+    parser.add_argument("--accept", nargs="+", default=[], choices=model_files.FILES,
+        help="files of the checkpoints that may load unlike the start model's")  # fmt: skip
     given = parser.parse_args(arguments)
-    kept = "the steps exported so far stay; the same command continues with the rest"
-    return run("recipe.export", lambda: export(given), interrupted=kept)
+    return run("recipe.export", lambda: export(given), interrupted=KEPT)
 
 
 if __name__ == "__main__":

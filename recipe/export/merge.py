@@ -17,6 +17,7 @@ from prompt_aug.base.files import read_json, write_json
 from recipe.export import Lora
 from recipe.export import lora as adapters
 from recipe.export.shards import load, merged
+from recipe.run import model_files
 from recipe.run.checkpoints import shard_name
 
 
@@ -30,6 +31,8 @@ class StatedDtypeMerger(FSDPModelMerger):
 
     Overrides of verl:
       __init__                      takes the dtype and the adapter's scale
+      load_generation_config        None: transformers refuses to write some that it reads, so the
+                                    export writes the file itself
       _load_rank_zero_state_dict    reads with weights_only=True
       _load_and_merge_state_dicts   the same, adds the adapter, and casts to the dtype; does not
                                     call verl's
@@ -38,6 +41,9 @@ class StatedDtypeMerger(FSDPModelMerger):
     def __init__(self, config: ModelMergerConfig, dtype: torch.dtype, lora: Lora | None) -> None:
         super().__init__(config)
         self.dtype, self.lora = dtype, lora
+
+    def load_generation_config(self, warn_if_missing: bool = True) -> None:
+        return None
 
     def _load_shard(self, world_size: int, rank: int) -> dict[str, Any]:
         return load(Path(self.config.local_dir) / shard_name("model", world_size, rank))
@@ -75,6 +81,7 @@ class StatedDtypeMerger(FSDPModelMerger):
 
 def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> type:
     """Merge the shards of `source` (…/actor) into `target`; return the class that loads it."""
+    here = model_files.describe(str(source / "huggingface"))
     config = ModelMergerConfig(
         operation="merge",
         backend="fsdp",
@@ -90,4 +97,5 @@ def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> 
     stated.pop("torch_dtype", None)
     stated["dtype"] = str(dtype).removeprefix("torch.")
     write_json(target / "config.json", stated)
+    model_files.write_generation(target, here)
     return merger.get_transformers_auto_model_class()

@@ -13,9 +13,11 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from prompt_aug.base.errors import UserError
 from recipe.export import Lora, MismatchError
 from recipe.export import lora as adapters
 from recipe.export.shards import load
+from recipe.run import model_files
 from recipe.run.checkpoints import shard_name
 
 
@@ -124,9 +126,7 @@ def verify(
     loader: Any,
     lora: Lora | None = None,
 ) -> int:
-    """Compare model and tokenizer in `target` with the shards; return the number of parameters."""
-    from transformers import AutoTokenizer
-
+    """Compare what loads of `target` with the checkpoint; return the number of parameters."""
     shards = load_shards(source, world_size)
     model, info = loader.from_pretrained(target, dtype=dtype, output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -138,13 +138,8 @@ def verify(
     if lora:
         shards, added = without_adapter(shards, target, lora)
     compare(shards, model.state_dict(), dtype, added)
-    before = AutoTokenizer.from_pretrained(source / "huggingface")
-    after = AutoTokenizer.from_pretrained(target)
-    probe = "What is $\\frac{1}{2} + 3$?\nThe answer is \\boxed{3.5}. é 数"
-    if (
-        before.get_vocab() != after.get_vocab()
-        or before(probe)["input_ids"] != after(probe)["input_ids"]
-        or before.chat_template != after.chat_template
-    ):
-        raise MismatchError("the exported tokenizer is not the checkpoint's")
+    try:
+        model_files.compare(str(target), model_files.describe(str(source / "huggingface")), ())
+    except UserError as error:
+        raise MismatchError(f"the exported tokenizer or configuration: {error}") from error
     return sum(parameter.numel() for parameter in model.parameters())

@@ -10,10 +10,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from prompt_aug.base.tokenizers import DATE
+from prompt_aug.base.tokenizers import DATE, reads_date
 from prompt_aug.prompts import Prompt, Prompts
 from prompt_aug.questions import read_parquet
-from prompt_aug.templates.rendering import writes_date
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
@@ -64,7 +63,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         "start model": config.actor_rollout_ref.model.path,
         "method": method(config),
         "templates": templates(config.recipe.augment, prompts),
-        "date": f"{DATE:%d %b %Y}, always" if writes_date(tokenizer, prompts.form) else "",
+        "date": f"always {DATE:%d %b %Y}" if reads_date(tokenizer) else "",
         "reward": reward(config),
         "hint": hint(config, render, question.text),
         "questions": questions(report, Setup(config)),

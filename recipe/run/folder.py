@@ -58,6 +58,7 @@ class RunFolder:
     forks = _At("forks.jsonl")  # the runs that were forked from this one
     prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
     environment = _At("environment.json")  # versions, platform, commit
+    model = _At("model.json")  # what loads of the start model (recipe.run.model_files)
     metrics = _At("metrics.jsonl")  # a line per training step
     metrics_before = _At("metrics.before.jsonl")  # the lines of starts that saved nothing
     data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions

@@ -1,12 +1,33 @@
-"""Checks of a model's files that need neither torch nor vLLM."""
+"""Checks of a model's files that need neither torch nor vLLM.
 
-from collections.abc import Iterator
+A run records in model.json what loads of its start model beside the weights. Export and sweep
+compare a checkpoint with it, because a lost or changed file may load without an error.
+"""
+
+import functools
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from prompt_aug.base.files import read_json
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import read_json, write_json
+from prompt_aug.base.tokenizers import as_list, load_tokenizer, model_json
+from prompt_aug.turns import end_of_turn
+from recipe.run.folder import RunFolder, read_config, select
 
 # Of attention heads in vLLM 0.28 on a CPU; a test compares them, since vLLM's import takes seconds.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+GENERATION = "generation_config.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+FILES = ("config.json", *TOKENIZER, GENERATION)
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+NO_LOGIT = {  # fields of config.json that change no logit; verl sets the last ones
+    *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"),
+    *("attn_implementation", "num_nextn_predict_layers", "mtp_num_hidden_layers", *IDS),
+}
+PROBE = "What is $\\frac{1}{2} + 3$?\nThe answer is \\boxed{3.5}.  It's 1234567 x é 数 <b>"
 POINTER = b"version https://git-lfs"  # begins the file that a clone without Git LFS has
 
 
@@ -31,6 +52,17 @@ def lacks_weights(folder: Path) -> str:
     return ""
 
 
+def lacks_class(config: Any) -> str:
+    """Return what is wrong if config.json does not state one class, "" if it does."""
+    named = config.get("architectures") if isinstance(config, dict) else None
+    if isinstance(named, list) and len(named) == 1:
+        return ""
+    return (
+        f"config.json has architectures={json.dumps(named)}, and verl and vLLM need the model's "
+        'class there. Add it, as in "architectures": ["Qwen2ForCausalLM"].'
+    )
+
+
 def model_folder(model: str) -> Iterator[str]:
     """Yield what is wrong with a path; a hub id is checked later, by transformers."""
     if not Path(model).is_dir():
@@ -41,6 +73,8 @@ def model_folder(model: str) -> Iterator[str]:
         yield f"recipe.model_path={model}: there is no config.json in it. Name a model folder."
     elif why := lacks_weights(Path(model)):
         yield f"recipe.model_path={model}: {why}. Copy or download the whole folder."
+    elif why := lacks_class(read_json(Path(model) / "config.json")):
+        yield f"recipe.model_path={model}: {why}"
 
 
 def unsupported_head(size: int) -> str:
@@ -51,3 +85,110 @@ def unsupported_head(size: int) -> str:
         f"its attention heads have {size} dimensions, and vLLM on a CPU supports "
         f"{', '.join(map(str, HEAD_SIZES))}"
     )
+
+
+# ------------------------------------------------------------------------- what loads
+
+
+class ModelFileError(UserError):
+    """A model's files that do not load, or that load unlike those of a run's start model."""
+
+
+def describe(model: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what loads of a folder or hub id: configurations, ends of a turn, tokenizer's digests.
+
+    `overrides` are the fields of config.json that the run sets. Raises UserError.
+    """
+    files = {name: model_json(model, name) for name in FILES if name.endswith(".json")}
+    if why := lacks_class(files["config.json"]):
+        raise ModelFileError(f"{model}: {why}")
+    computation(files["config.json"])  # its message names the file, the tokenizer's does not
+    tokenizer = load_tokenizer(model)
+    special = [t.content for _, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special]
+    named = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
+    loaded = ([tokenizer.get_vocab(), tokenizer(PROBE)["input_ids"]], [special, named])
+    texts = [json.dumps(part, sort_keys=True) for part in (*loaded, tokenizer.chat_template)]
+    return {
+        "config": files["config.json"],
+        "overrides": [*overrides],
+        "generation_config": files[GENERATION],
+        "ends": sorted(end_of_turn(tokenizer).ids),
+        **dict(zip(TOKENIZER, (sha256(text.encode()).hexdigest() for text in texts), strict=True)),
+    }
+
+
+def computation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of config.json that may change a logit, with transformers' defaults."""
+    from transformers import AutoConfig
+
+    def kept(value: Any) -> Any:
+        pairs = value.items() if isinstance(value, dict) else None
+        return value if pairs is None else {k: kept(v) for k, v in pairs if k not in NO_LOGIT}
+
+    try:
+        return dict(kept(AutoConfig.for_model(**config).to_dict()))
+    except Exception as error:  # of transformers' many
+        raise ModelFileError(f"config.json: {' '.join(str(error).split())[:200]}") from error
+
+
+def compare(model: str, start: Mapping[str, Any], accepted: Collection[str]) -> dict[str, str]:
+    """Return how files of `accepted` differ from `start`, of `describe`.
+
+    Raises ModelFileError if another file differs.
+    """
+    here = describe(model)
+    now, then = computation(here["config"]), computation(start["config"])
+    compared = sorted({*now, *then} - {*start["overrides"]})
+    names = [name for name in compared if now.get(name) != then.get(name)]
+    fields = ", ".join(f"{name} {now.get(name)}, not {then.get(name)}" for name in names[:3])
+    found = {"config.json": fields} if names else {}
+    found |= {n: "it loads differently" for n in TOKENIZER if here[n] != start[n]}
+    if here["ends"] != start["ends"]:
+        found[GENERATION] = f"a turn ends at {here['ends']}, not {start['ends']}"
+    if wrong := [name for name in found if name not in accepted]:
+        raise ModelFileError(
+            f"{model}: not as the start model: {'; '.join(f'{n}: {found[n]}' for n in wrong)}. "
+            "Restore it, delete an export that was made with it, and run recipe.export again, for "
+            f"a wanted change with --accept {' '.join(wrong)}"
+        )
+    return found
+
+
+def write_generation(target: Path, start: Mapping[str, Any]) -> None:
+    """Write generation_config.json with all ends of a turn of `start`, of `describe`.
+
+    Its other fields are those of the model's own file, else the special ids of config.json.
+    """
+    own = start["generation_config"]
+    own = {key: start["config"].get(key) for key in IDS} if own is None else own
+    first = as_list(own.get("eos_token_id"))
+    ends = [*first, *sorted({*start["ends"]} - {*first})]
+    kept = {k: v for k, v in own.items() if v is not None and k != "_from_model_config"}
+    write_json(target / GENERATION, {**kept, "eos_token_id": ends})
+
+
+def start_model(run: Path) -> dict[str, Any]:
+    """Return `describe` of a run's start model as it is now. Raises UserError."""
+    section = select(read_config(run), "actor_rollout_ref.model") or {}
+    if not section.get("path"):
+        raise ModelFileError(f"{run}: config.yaml does not say actor_rollout_ref.model.path")
+    overrides = section.get("override_config") or {}
+    return describe(section["path"], overrides.get("model_config", overrides))
+
+
+def record(run: Path) -> None:
+    """Write model.json at the first start of a run."""
+    if not (path := RunFolder(run).model).is_file():
+        write_json(path, start_model(run))
+
+
+@functools.cache
+def recorded(run: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return model.json; for an older run that of its start model as it is now, and a note."""
+    if (path := RunFolder(run).model).is_file():
+        return dict(read_json(path)), ""
+    note = f"note: {run} has not recorded how its start model's files load"
+    try:
+        return start_model(run), f"{note}: compared with those of now"
+    except UserError:
+        return None, f"{note}, and they do not: tokenizer and config.json are unproven"

@@ -17,7 +17,7 @@ from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
 from prompt_aug.templates import Bank, Form, Template, load_bank, render
-from prompt_aug.templates.rendering import RenderError, tag_opened_twice, writes_date
+from prompt_aug.templates.rendering import RenderError, tag_opened_twice
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nQwen's own words<|im_end|>\n"
@@ -130,6 +130,7 @@ def test_arguments_of_the_chat_template_that_do_what_they_say(
     [
         *((IS_FALSE, {"enable_thinking": v}) for v in ("false", "False", "off", " No ", 0, 0.0)),
         *((IS_FALSE, {name: False}) for name in ("thinking", "think", "enable_think", "defined")),
+        (IS_FALSE, {"truncation": False}),  # a parameter of apply_chat_template
         *((TRUTHY, {"enable_thinking": value}) for value in ("false", "off", "0")),
         (IS_FALSE, {"enable_thinking": False, "thinking": False}),
         ("{# think #}", {"think": False}),  # only a comment
@@ -167,9 +168,6 @@ LLAMA_DAY = "{% if not date_string is defined %}{% set date_string = strftime_no
 def test_the_day_of_a_prompt_is_always_the_same(opening: str, day: str) -> None:
     made = tokenizer(opening + QWEN, QWEN_TOKENS)
     assert render(FULL, "Q", made).text.startswith(f"{day}<|im_start|>")
-    assert writes_date(made, Form()) and not writes_date(made, Form(style="raw"))
-    assert not writes_date(qwen(), Form())
-    assert not writes_date(tokenizer(None, ()), Form())
 
 
 def test_raw_text_of_base_models() -> None:

@@ -205,7 +205,7 @@ def test_two_exports_exclude_each_other_by_step_and_not_the_training(
         assert export.main([str(run)]) == 0
         assert "step 4: another export is at work on it" in capsys.readouterr().err
         assert converted == [2, 2]
-        named = argparse.Namespace(run=run, steps=[4], dtype=None)
+        named = argparse.Namespace(run=run, steps=[4], dtype=None, accept=[])
         with ThreadPoolExecutor() as pool:
             task = pool.submit(export.export, named)
             with pytest.raises(TimeoutError):  # it waits for a step that is named

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -233,6 +234,7 @@ WEIGHTS: list[tuple[dict[str, str], str]] = [
     # A download of safetensors alone has the index of the others.
     ({"pytorch_model.bin.index.json": LISTED, "model.safetensors": ""}, ""),
     ({"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid"}, "git lfs pull"),
+    ({"model.safetensors": "w", "config.json": '{"model_type": "qwen2"}'}, '"architectures": ['),
 ]
 
 
@@ -241,7 +243,8 @@ def test_a_model_folder_without_its_weights_is_refused(
     files: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, content in {"config.json": "{}", **files}.items():
+    config = '{"architectures": ["Qwen2ForCausalLM"]}'
+    for name, content in {"config.json": config, **files}.items():
         write_text(tmp_path / "my" / "model" / name, content)
     for model in (str(tmp_path / "my" / "model"), "my/model"):  # the second may also be a hub id
         errors = "\n".join(data.model_folder(model))
@@ -481,6 +484,7 @@ def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path:
     assert "MORE HELD OUT" in text
     assert " 64 to come" in text
     assert list(tmp_path.iterdir()) == []
+    assert "Jul" not in text
 
 
 @pytest.mark.parametrize(
@@ -524,3 +528,15 @@ def test_the_parts_of_a_method_are_named(
     assert all(part in lines[name] for name, part in words.items()), text
     assert ("hint" in lines) == ("hint" in words) and "MORE HELD" not in text
     assert ("MORE THAN" in text) == ("MORE THAN" in str(words))
+
+
+def test_a_dry_run_shows_the_day_that_the_chat_template_writes(
+    toy_config: Any, tmp_path: Path
+) -> None:
+    config, start = toy_config.copy(), tmp_path / "start"
+    shutil.copytree(config.actor_rollout_ref.model.path, start)
+    template = start / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %B %Y') }}" + template.read_text())
+    config.actor_rollout_ref.model.path = str(start)
+    text = describe(config, Prompts.from_config(config))
+    assert re.search(r"date +always 26 Jul 2024\n", text) and "\n26 July 2024" in text
