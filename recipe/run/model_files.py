@@ -27,7 +27,7 @@ NO_LOGIT = {  # fields of config.json that change no logit; verl sets the last o
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"),
     *("attn_implementation", "num_nextn_predict_layers", "mtp_num_hidden_layers", *IDS),
 }
-PROBE = "What is $\\frac{1}{2} + 3$?\nThe answer is \\boxed{3.5}.  It's 1234567 x é 数 <b>"
+PROBE = "What is $\\frac{1}{2}$?\n\n\\boxed{3.5}.  It's\t1234567 e\u0301 É ﬁ½ 数 <b>"
 POINTER = b"version https://git-lfs"  # begins the file that a clone without Git LFS has
 
 

@@ -5,6 +5,7 @@ test_merger.py runs the real one.
 """
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -178,6 +179,44 @@ def test_another_dtype_than_the_exported_one_is_refused(
     assert export.main([str(run), "--steps", "4", "--dtype", "bfloat16"]) == 1
     assert "is done as float32: delete it" in capsys.readouterr().err
     assert converted == [4]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError("Error while serializing: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_ends_the_export_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    run, tried = make_run(tmp_path), []
+
+    def convert(source: Path, *_: object) -> int:
+        tried.append(source)
+        raise error
+
+    monkeypatch.setattr(export, "convert", convert)
+    assert export.main([str(run)]) == 1
+    lines = [x for x in capsys.readouterr().err.splitlines() if f"{run / 'hf'}: No space" in x]
+    assert len(tried) == len(lines) == 1 and not caplog.records
+
+
+def test_a_folder_that_is_not_writable_is_one_line(
+    tmp_path: Path,
+    converted: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_run(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != run / "hf")  # root may write
+    assert export.main([str(run)]) == 1
+    assert capsys.readouterr().err.count(f"{run / 'hf'}: not writable") == 1 and not converted
 
 
 def test_the_dtype_is_the_stated_one_else_that_of_the_rollouts(tmp_path: Path) -> None:

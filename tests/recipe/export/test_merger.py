@@ -11,12 +11,18 @@ import torch
 import yaml
 from peft import PeftModel
 from saved_checkpoint import save_checkpoint
-from tiny_model import ALPHA, RANK, logits, tuned, untrained
+from tiny_model import ALPHA, RANK, logits, save_tokenizer, tuned, untrained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval.checkpoints import find
+from eval.checkpoints import verify as sweep_verify
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.tokenizers import load_tokenizer
+from prompt_aug.turns import end_of_turn
 from recipe.export import __main__ as export
 from recipe.export.__main__ import main
 from recipe.export.verify import MismatchError, verify
+from recipe.run import model_files
 
 pytestmark = pytest.mark.config
 
@@ -79,6 +85,73 @@ def test_a_swapped_shard(run: Path) -> None:
     shutil.copy(actor / "model_world_size_2_rank_0.pt", actor / "model_world_size_2_rank_1.pt")
     assert main([str(run), "--steps", "2"]) == 1
     assert not (run / "hf" / "step_2").exists()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Path:
+    """A run folder with a start model whose generation_config.json transformers does not write."""
+    model, started = untrained(vocab_size=320), tmp_path / "started"
+    actor = started / "checkpoints" / "global_step_1" / "actor"
+    save_checkpoint(model, actor)  # sets the architecture
+    model.save_pretrained(tmp_path / "start")
+    save_tokenizer(tmp_path / "start")
+    (tmp_path / "start" / GENERATION).write_text('{"temperature": 0.6, "eos_token_id": [1, 7]}')
+    (started / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    section = {"model": {"path": str(tmp_path / "start")}, "rollout": {"dtype": "float32"}}
+    (started / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": section}))
+    return started
+
+
+GENERATION = "generation_config.json"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "saved"),
+    [
+        (True, None),  # verl saves none
+        (False, None),  # a run of an older version: the start model's of now
+        (True, '{"temperature": 0.6, "eos_token_id": 1}'),  # one that an older transformers wrote
+    ],
+)
+def test_an_export_ends_a_turn_as_the_start_model(
+    started: Path, recorded: bool, saved: str | None
+) -> None:
+    if recorded:
+        model_files.record(started)
+    if saved:
+        (started / "checkpoints/global_step_1/actor/huggingface" / GENERATION).write_text(saved)
+    assert main([str(started)]) == 0
+    written = json.loads((started / "hf" / "step_1" / GENERATION).read_text())
+    ends, before = (
+        end_of_turn(load_tokenizer(str(model))).ids
+        for model in (started / "hf" / "step_1", started.parent / "start")
+    )
+    assert 7 in ends and ends == before == {*written["eos_token_id"]}
+    assert written["temperature"] == 0.6 and written["eos_token_id"][:2] == [1, 7]
+    for checkpoint in find(started):
+        sweep_verify(checkpoint)
+
+
+def test_a_wanted_change_of_the_checkpoint_is_accepted_and_stands_in_the_manifest(
+    started: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_files.record(started)
+    folder, name = started / "checkpoints/global_step_1/actor/huggingface", "chat_template.jinja"
+    (folder / name).write_text((folder / name).read_text().replace("user", "person") + " ")
+    assert main([str(started)]) == 1
+    error = capsys.readouterr().err
+    assert error.count(f"{name}: ") == 1 and f"--accept {name}" in error
+    assert not (started / "hf" / "step_1").exists()
+    assert main([str(started), "--accept", name, "tokenizer.json"]) == 0
+    manifest = started / "hf" / "step_1" / "manifest.json"
+    record = json.loads(manifest.read_text())
+    assert [*record["accepted"]] == [name]
+    for checkpoint in find(started):
+        sweep_verify(checkpoint)
+    # An export that another version made without a look at these files.
+    manifest.write_text(json.dumps({**record, "accepted": {}}))
+    with pytest.raises(UserError, match=r"chat_template\.jinja: "):
+        sweep_verify(find(started, [1])[0])
 
 
 KINDS = ["untied", "tied"]
