@@ -12,6 +12,7 @@ import argparse
 import errno
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, select
 
 DTYPES = ("float32", "bfloat16")
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
-FULL = os.strerror(errno.ENOSPC)
+FULL = re.compile("|".join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT))))
 KEPT = "the steps exported so far stay; the same command continues with the rest"
 Sources = dict[int, Path | None]  # step -> the folder of its shards; None: the start model
 
@@ -258,8 +259,8 @@ def export(options: argparse.Namespace) -> int:
             except UserError as error:
                 why = str(error)
             except Exception as error:  # one bad checkpoint must not stop the others
-                if FULL in str(error):  # safetensors' own error or the system's
-                    raise ExportError(f"{exports}: {FULL}. Make room; {KEPT}.") from error
+                if full := FULL.search(str(error)):  # also in an error of safetensors
+                    raise ExportError(f"{exports}: {full[0]}. Make room; {KEPT}.") from error
                 logging.getLogger(__name__).error("export failed", exc_info=error)
                 why = f"{type(error).__name__}: {error}"
             if why is not None:

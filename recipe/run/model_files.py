@@ -14,8 +14,8 @@ from typing import Any
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, write_json
 from prompt_aug.base.tokenizers import as_list, load_tokenizer, model_json
-from prompt_aug.turns import end_of_turn
-from recipe.run.folder import RunFolder, read_config, select
+from prompt_aug.turns import control_tokens, end_of_turn
+from recipe.run.folder import RunFolder, read_config
 
 # Of attention heads in vLLM 0.28 on a CPU; a test compares them, since vLLM's import takes seconds.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -104,10 +104,13 @@ def describe(model: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
         raise ModelFileError(f"{model}: {why}")
     computation(files["config.json"])  # its message names the file, the tokenizer's does not
     tokenizer = load_tokenizer(model)
-    special = [t.content for _, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special]
-    named = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
-    loaded = ([tokenizer.get_vocab(), tokenizer(PROBE)["input_ids"]], [special, named])
-    texts = [json.dumps(part, sort_keys=True) for part in (*loaded, tokenizer.chat_template)]
+    named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "unk")]
+    loaded = (
+        [tokenizer.get_vocab(), tokenizer(PROBE)["input_ids"]],
+        [control_tokens(tokenizer), named],
+        getattr(tokenizer, "chat_template", None),
+    )
+    texts = [json.dumps(part, sort_keys=True) for part in loaded]
     return {
         "config": files["config.json"],
         "overrides": [*overrides],
@@ -168,10 +171,8 @@ def write_generation(target: Path, start: Mapping[str, Any]) -> None:
 
 
 def start_model(run: Path) -> dict[str, Any]:
-    """Return `describe` of a run's start model as it is now. Raises UserError."""
-    section = select(read_config(run), "actor_rollout_ref.model") or {}
-    if not section.get("path"):
-        raise ModelFileError(f"{run}: config.yaml does not say actor_rollout_ref.model.path")
+    """Return `describe` of a run's start model as it is now. Raises UserError or KeyError."""
+    section = read_config(run)["actor_rollout_ref"]["model"]
     overrides = section.get("override_config") or {}
     return describe(section["path"], overrides.get("model_config", overrides))
 
@@ -190,5 +191,5 @@ def recorded(run: Path) -> tuple[dict[str, Any] | None, str]:
     note = f"note: {run} has not recorded how its start model's files load"
     try:
         return start_model(run), f"{note}: compared with those of now"
-    except UserError:
+    except (UserError, KeyError):
         return None, f"{note}, and they do not: tokenizer and config.json are unproven"
