@@ -93,7 +93,11 @@ def from_model(model: str) -> Checkpoint:
         raise EvaluationError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
         files = {path.name: sha256(path) for path in _model_files(folder)}
-    return Checkpoint(step=None, model=model, identity=_identity(files), files=files)
+    own: dict[str, Any] = {"model": model, "identity": _identity(files), "files": files}
+    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+    if isinstance(manifest, dict):  # an export, named by its folder
+        own |= {"run": folder.resolve().parents[1], "accepted": manifest.get("accepted", ())}
+    return Checkpoint(step=None, **own)
 
 
 def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:

@@ -172,10 +172,10 @@ def export_step(
     """Merge, verify, rename, write the manifest; raises ExportError or what the merger raises."""
     lora = lora_of(config, source)
     world_size = check_source(source)
-    accepted, start = {}, model_files.recorded(run)[0]
-    if start:  # the export gets the start model's ends of a turn, which verl may have lost
+    found, start = {}, model_files.recorded(run)[0]
+    if start:  # verl may have lost ends of a turn, so the export gets those of the start model
         allowed = {*accept, model_files.GENERATION}
-        accepted = model_files.compare(str(source / "huggingface"), start, allowed)
+        found = model_files.compare(str(source / "huggingface"), start, allowed)
     target = RunFolder(run).exported(step)
     beside = _beside(target)
     beside.mkdir(parents=True)
@@ -191,7 +191,7 @@ def export_step(
             "source": str(source.relative_to(run)),
             "parameters": parameters,
             "world_size": world_size,
-            "accepted": {name: accepted[name] for name in accept if name in accepted},
+            "accepted": {name: found[name] for name in accept if name in found},
             "files": digests(written, beside),
             "shards": digests(checkpoints.shard_paths(source, "model"), source),
         }

@@ -124,12 +124,12 @@ def computation(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of config.json that may change a logit, with transformers' defaults."""
     from transformers import AutoConfig
 
-    def kept(value: Any) -> Any:
-        pairs = value.items() if isinstance(value, dict) else None
-        return value if pairs is None else {k: kept(v) for k, v in pairs if k not in NO_LOGIT}
+    def kept(fields: dict[str, Any]) -> dict[str, Any]:
+        pairs = ((k, v) for k, v in fields.items() if k not in NO_LOGIT)
+        return {k: kept(v) if isinstance(v, dict) else v for k, v in pairs}
 
     try:
-        return dict(kept(AutoConfig.for_model(**config).to_dict()))
+        return kept(AutoConfig.for_model(**config).to_dict())
     except Exception as error:  # of transformers' many
         raise ModelFileError(f"config.json: {' '.join(str(error).split())[:200]}") from error
 
@@ -142,9 +142,9 @@ def compare(model: str, start: Mapping[str, Any], accepted: Collection[str]) -> 
     here = describe(model)
     now, then = computation(here["config"]), computation(start["config"])
     compared = sorted({*now, *then} - {*start["overrides"]})
-    names = [name for name in compared if now.get(name) != then.get(name)]
-    fields = ", ".join(f"{name} {now.get(name)}, not {then.get(name)}" for name in names[:3])
-    found = {"config.json": fields} if names else {}
+    pairs = [(name, now.get(name), then.get(name)) for name in compared]
+    fields = [f"{name} {one}, not {other}" for name, one, other in pairs if one != other]
+    found = {"config.json": ", ".join(fields[:3])} if fields else {}
     found |= {n: "it loads differently" for n in TOKENIZER if here[n] != start[n]}
     if here["ends"] != start["ends"]:
         found[GENERATION] = f"a turn ends at {here['ends']}, not {start['ends']}"
@@ -158,16 +158,14 @@ def compare(model: str, start: Mapping[str, Any], accepted: Collection[str]) -> 
 
 
 def write_generation(target: Path, start: Mapping[str, Any]) -> None:
-    """Write generation_config.json with all ends of a turn of `start`, of `describe`.
+    """Write generation_config.json with the ends of a turn of `start`, of `describe`.
 
     Its other fields are those of the model's own file, else the special ids of config.json.
     """
-    own = start["generation_config"]
-    own = {key: start["config"].get(key) for key in IDS} if own is None else own
-    first = as_list(own.get("eos_token_id"))
-    ends = [*first, *sorted({*start["ends"]} - {*first})]
-    kept = {k: v for k, v in own.items() if v is not None and k != "_from_model_config"}
-    write_json(target / GENERATION, {**kept, "eos_token_id": ends})
+    config, own = start["config"], start["generation_config"]
+    own = {key: config[key] for key in IDS if key in config} if own is None else own
+    ends = dict.fromkeys([*as_list(own.get("eos_token_id")), *start["ends"]])  # its own come first
+    write_json(target / GENERATION, {**own, "eos_token_id": [*ends]})
 
 
 def start_model(run: Path) -> dict[str, Any]:

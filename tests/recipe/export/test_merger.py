@@ -14,7 +14,7 @@ from saved_checkpoint import save_checkpoint
 from tiny_model import ALPHA, RANK, logits, save_tokenizer, tuned, untrained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.checkpoints import find
+from eval.checkpoints import find, from_model
 from eval.checkpoints import verify as sweep_verify
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.tokenizers import load_tokenizer
@@ -150,8 +150,9 @@ def test_a_wanted_change_of_the_checkpoint_is_accepted_and_stands_in_the_manifes
         sweep_verify(checkpoint)
     # An export that another version made without a look at these files.
     manifest.write_text(json.dumps({**record, "accepted": {}}))
-    with pytest.raises(UserError, match=r"chat_template\.jinja: "):
-        sweep_verify(find(started, [1])[0])
+    for checkpoint in (*find(started, [1]), from_model(str(manifest.parent))):
+        with pytest.raises(UserError, match=r"chat_template\.jinja: "):
+            sweep_verify(checkpoint)
 
 
 KINDS = ["untied", "tied"]
