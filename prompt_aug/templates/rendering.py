@@ -220,7 +220,7 @@ def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | No
         as_given, as_meant, *like = (
             prompt(rest | {name: v}) for v in (value, meant, not meant, other[type(value)])
         )
-        if as_given != as_meant and as_given in (bases[0][1], *like):
+        if as_given != as_meant and as_given in like:
             word = str(meant).lower()
             return (
                 f"{name}={value!r}: the tokenizer's chat template does not read it as {word}. "

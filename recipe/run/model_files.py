@@ -122,14 +122,15 @@ def describe(model: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
 
 def computation(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of config.json that may change a logit, with transformers' defaults."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    def kept(fields: dict[str, Any]) -> dict[str, Any]:
+    def kept(fields: Mapping[str, Any]) -> dict[str, Any]:
         pairs = ((k, v) for k, v in fields.items() if k not in NO_LOGIT)
         return {k: kept(v) if isinstance(v, dict) else v for k, v in pairs}
 
     try:
-        return kept(AutoConfig.for_model(**config).to_dict())
+        known = config.get("model_type") in CONFIG_MAPPING
+        return kept(AutoConfig.for_model(**config).to_dict() if known else config)
     except Exception as error:  # of transformers' many
         raise ModelFileError(f"config.json: {' '.join(str(error).split())[:200]}") from error
 

@@ -98,6 +98,7 @@ def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:
 IS_FALSE = "{% if enable_thinking is defined and enable_thinking is false %}<off>{% endif %}"
 TRUTHY = "{% if enable_thinking | default(true) %}<on>{% endif %}"
 OFF_TEXT = "{% if mode == 'off' %}<off>{% endif %}"
+NONE_TEXT = "{% if mode | default('none') != 'none' %}<{{ mode }}>{% endif %}"
 EFFORT = "{% set effort = effort | default('low') %}{% if effort == 'high' %}<high>{% endif %}"
 BUDGET = "{% if think is not defined or think %}{{ budget | default(9) }}{% endif %}"
 SYSTEM_ONLY = "{% if messages[0].role == 'system' and think is true %}<on>{% endif %}"
@@ -111,6 +112,7 @@ SYSTEM_ONLY = "{% if messages[0].role == 'system' and think is true %}<on>{% end
         (TRUTHY, {"enable_thinking": 0}, ""),
         (TRUTHY, {"enable_thinking": "true"}, "<on>"),
         (OFF_TEXT, {"mode": "off"}, "<off>"),
+        (NONE_TEXT, {"mode": "none"}, ""),
         (EFFORT, {"effort": "low"}, ""),  # the default; only 'high' changes the prompt
         (BUDGET, {"think": False, "budget": 5}, ""),  # read with another value of `think`
         (BUDGET, {"budget": 0}, "0"),  # a number, not a boolean
