@@ -132,7 +132,7 @@ def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.tmp")
 
 
-def export_start(run: Path, config: dict[str, Any]) -> None:
+def export_start(run: Path, config: dict[str, Any], accept: Sequence[str]) -> None:
     """Write step 0: a manifest that names the start model, by absolute path or hub id."""
     name = select(config, "actor_rollout_ref.model.path")
     if not isinstance(name, str) or not name:
@@ -142,6 +142,8 @@ def export_start(run: Path, config: dict[str, Any]) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ExportError(f"{folder} is not a Hugging Face model: config.json is missing")
+        if start := model_files.recorded(run)[0]:
+            manifest["accepted"] = model_files.compare(str(folder), start, accept)
         manifest["model_path"] = str(folder.resolve())
         manifest["files"] = digests([p for p in folder.iterdir() if p.is_file()], folder)
     elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -228,7 +230,7 @@ def export_one(
     if is_done(run, step, source, options.dtype):
         return
     if source is None:
-        export_start(run, config)
+        export_start(run, config, options.accept)
     else:
         dtype = choose_dtype(config, source, options.dtype)
         export_step(run, config, step, source, dtype, options.accept)

@@ -132,6 +132,15 @@ def test_an_export_ends_a_turn_as_the_start_model(
         sweep_verify(checkpoint)
 
 
+def test_a_start_model_that_has_changed_since_the_run_began_is_no_step_0(started: Path) -> None:
+    model_files.record(started)
+    config = started.parent / "start" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.5}))
+    assert main([str(started), "--steps", "0"]) == 1
+    assert main([str(started), "--steps", "0", "--accept", "config.json"]) == 0
+    sweep_verify(find(started)[0])
+
+
 def test_a_wanted_change_of_the_checkpoint_is_accepted_and_stands_in_the_manifest(
     started: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
