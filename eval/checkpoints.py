@@ -64,12 +64,13 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("step", step) != step:
         raise EvaluationError(f"{folder / MANIFEST} is not the manifest of step {step}")
-    elsewhere, own = manifest.get("model_path"), {"step": step, "run": folder.parent.parent}
+    elsewhere = manifest.get("model_path")
     model = (folder / elsewhere).resolve() if elsewhere else folder
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
-        return Checkpoint(**own, model=elsewhere, identity={"model": elsewhere})  # a hub id
-    files, own["accepted"] = manifest["files"], manifest.get("accepted", ())
-    return Checkpoint(**own, model=str(model), identity=_identity(files), files=files)
+        return Checkpoint(step=step, model=elsewhere, identity={"model": elsewhere})  # a hub id
+    files = manifest["files"]
+    own: dict[str, Any] = {"run": folder.parent.parent, "accepted": manifest.get("accepted", ())}
+    return Checkpoint(step=step, model=str(model), identity=_identity(files), files=files, **own)
 
 
 def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
