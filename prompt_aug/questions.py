@@ -25,6 +25,8 @@ from prompt_aug.grading.grader import LETTERS
 
 UID_LENGTH = 16
 SHOWN_ERRORS = 10
+INT64 = 2**63  # the range of a parquet column
+_INFINITE = re.compile(r"[-+]?(inf|infinity|\d+\.?\d*e\+?\d+)", re.IGNORECASE)
 _TEXTS = pa.list_(pa.string())
 _EXTRA = {
     "uid": pa.string(),
@@ -47,6 +49,16 @@ SCHEMA = pa.schema(
     }
 )
 VALIDATION = "validation"  # the split of questions that were held out of the training data
+
+
+def held_out_of(out: Path) -> Path:
+    """Return the file of the questions that `prompt_aug.prepare` holds out of OUT."""
+    return out.with_name(f"{out.stem}.{VALIDATION}.parquet")
+
+
+def manifest_of(out: Path) -> Path:
+    """Return the manifest of a file that `prompt_aug.prepare` wrote."""
+    return out.with_name(f"{out.name}.manifest.json")
 
 
 class QuestionError(UserError, ValueError):
@@ -85,7 +97,8 @@ def make_question(
 ) -> Question:
     """Return a question with its uid; text and answers are trimmed. `more` are other fields.
 
-    Raises QuestionError for an empty text, no answer, or an empty answer.
+    Raises QuestionError for an empty text, an answer that is missing, empty or infinite, and for
+    lone surrogates, which no file can hold.
     """
     if isinstance(answers, str):
         raise QuestionError(f"answers must be a list of strings, got the string {answers!r}")
@@ -94,9 +107,14 @@ def make_question(
         raise QuestionError("the question text is empty")
     if not golds or not all(golds):
         raise QuestionError(f"no answer, or an empty one, for the question {text[:60]!r}")
+    if infinite := [g for g in golds if _INFINITE.fullmatch(g) and math.isinf(float(g))]:
+        raise QuestionError(f"the answer {infinite[0]!r} is no number: write \\infty for infinity")
     content = json.dumps([normalise(text), [normalise(answer) for answer in golds]])
     uid = hashlib.sha256(content.encode()).hexdigest()[:UID_LENGTH]
     others = tuple(text for text in rephrasings if text.strip())
+    whole = json.dumps([text, golds, source, others, more], ensure_ascii=False)
+    if half := re.search(r"[\ud800-\udfff]", whole):
+        raise QuestionError(f"{half[0]!r} is half a character (a lone surrogate). Correct it.")
     return Question(uid=uid, text=text, answers=golds, source=source, rephrasings=others, **more)
 
 
@@ -129,8 +147,11 @@ def from_row(row: Mapping[str, Any]) -> Question:
     if not isinstance(extra, Mapping) or not isinstance(reward_model, Mapping):
         raise QuestionError("extra_info or reward_model is text: both are records. Convert them.")
     gold, golds = reward_model.get("ground_truth"), extra.get("answers")
-    if isinstance(gold, Mapping):  # of a verifier
-        gold = json.dumps(gold, default=str)
+    if isinstance(gold, Mapping):
+        try:
+            gold = answer_texts(gold)
+        except QuestionError:  # of a verifier
+            gold = json.dumps(gold, default=str)
     level, rate = extra.get("level"), extra.get("pass_rate")
     # Another file's field of that name need not hold the gold, or be a list.
     named = isinstance(golds, list | tuple) and golds and gold in (None, *golds)
@@ -140,7 +161,7 @@ def from_row(row: Mapping[str, Any]) -> Question:
         answers=answers,
         source=str(row.get("data_source") or "unknown"),
         split=str(extra.get("split") or "train"),
-        level=int(level) if isinstance(level, int | float) and level == level else None,
+        level=int(level) if isinstance(level, int | float) and abs(level) < INT64 else None,
         rephrasings=answer_texts(extra.get("rephrasings")),
         options=_options(extra.get("options"), answers),
         system=system_text(row.get("prompt")),
@@ -155,6 +176,11 @@ def from_row(row: Mapping[str, Any]) -> Question:
         )
     ours = extra.get("uid") == made.uid and set(extra) <= _EXTRA.keys()
     return replace(made, row=extra.get("row") if ours else _columns(row, made))
+
+
+def is_record(gold: str) -> bool:
+    """Return True for a JSON object, the gold of a verifier."""
+    return re.match(r'\{\s*"', gold) is not None
 
 
 def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
@@ -208,7 +234,7 @@ def read_parquet(path: str | Path) -> list[Question]:
     if not path.is_file():
         raise QuestionError(f"{path}: no such file; `python -m prompt_aug.prepare` makes one")
     try:
-        table = pq.read_table(path)
+        table = in_double(pq.read_table(path))
     except (pa.ArrowInvalid, OSError) as error:
         raise QuestionError(
             f"{path}: not a readable parquet file ({error}). Convert it with "
@@ -220,6 +246,28 @@ def read_parquet(path: str | Path) -> list[Question]:
             f"{table.column_names}). Convert it with `python -m prompt_aug.prepare`."
         )
     return read_all(table.to_pylist(), from_row, path)
+
+
+def in_double(table: pa.Table) -> pa.Table:
+    """Return a table whose numbers of 16 and 32 bits are the shortest decimals of that value.
+
+    In double precision, 7.7 of 32 bits would be 7.699999809265137.
+    """
+
+    def decimal(value: Any, kind: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: decimal(part, kind.field(name).type) for name, part in value.items()}
+        if isinstance(value, list):
+            return [decimal(part, kind.value_type) for part in value]
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        small = value is not None and kind in (pa.float16(), pa.float32())
+        return float(str(kind.to_pandas_dtype()(value))) if small else value
+
+    for place, field in enumerate(table.schema):
+        if re.search(r"\b(half)?float\b", str(field.type)):
+            values = [decimal(value, field.type) for value in table.column(place).to_pylist()]
+            table = table.set_column(place, field.name, pa.array(values))
+    return table
 
 
 def read_all(
@@ -285,7 +333,10 @@ def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> 
                 f"the column {column!r} holds a chat as text. Convert it to a list."
             )
         return prompt
-    messages = [m["content"] for m in prompt or () if m.get("role") == "user" and m.get("content")]
+    chat = prompt if isinstance(prompt, Iterable) else [prompt] if prompt else []
+    if not all(isinstance(turn, Mapping) for turn in chat):
+        raise QuestionError(f"the column {column!r} is neither text nor a chat. Name another.")
+    messages = [m["content"] for m in chat if m.get("role") == "user" and m.get("content")]
     if not messages:
         raise QuestionError(f"the column {column!r} has no user message")
     if len(messages) > 1:
@@ -307,13 +358,17 @@ def system_text(prompt: str | Iterable[Mapping[str, Any]] | None) -> str | None:
 def answer_texts(value: Any) -> tuple[str, ...]:
     """Return one value, or each of a list, as texts; none for null and NaN. 142.0 is 142.
 
-    Raises QuestionError for bytes and records.
+    A record that holds one text is that text. Raises QuestionError for bytes and other records.
     """
+    if isinstance(value, Mapping):
+        texts = {text for part in value.values() for text in answer_texts(part) if text.strip()}
+        if len(texts) == 1:
+            return tuple(texts)
     if isinstance(value, bytes | Mapping):
         kind = type(value).__name__
         raise QuestionError(f"a value of type {kind} is no text: {value!r:.60}. Write it as text.")
     if isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(text for item in value for text in answer_texts(item))
     if isinstance(value, float) and not value.is_integer():
-        return () if math.isnan(value) else (repr(value),)
+        return (repr(value),) if math.isfinite(value) else ()
     return () if value is None else (str(int(value) if isinstance(value, float) else value),)

@@ -11,15 +11,16 @@ rows with their numbers (from 0), the near duplicates and the SHA-256 of the dat
 
 import argparse
 import hashlib
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import read_text, sha256, write_json
+from prompt_aug.base.files import lock, read_text, sha256, write_json
 from prompt_aug.base.places import unwritable
 from prompt_aug.prepare.filters import (
     LIKENESS_LIMIT,
@@ -42,8 +43,9 @@ from prompt_aug.prepare.sources import (
     load_presets,
     load_rows,
     question_text,
+    split_config,
 )
-from prompt_aug.questions import VALIDATION, write_parquet
+from prompt_aug.questions import VALIDATION, held_out_of, manifest_of, write_parquet
 from prompt_aug.typed import parse_yaml
 
 SHOWN = 10
@@ -92,31 +94,49 @@ def _arguments(record: Any, path: Path) -> dict[str, Any]:
 
 
 def write(
-    questions: Numbered, out: Path, report: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Path:
-    """Write the parquet file, then its manifest; return the manifest's path.
+    out: Path,
+    questions: Numbered,
+    held: Numbered,
+    report: dict[str, Any],
+    settings: Mapping[str, Any],
+) -> None:
+    """Write OUT, its held-out questions and their manifests; that of OUT, the last, names both.
 
-    An old manifest is removed first, so that a manifest always describes the file beside it.
+    The earlier manifests and held-out file are removed first, so that a killed process never leaves
+    OUT beside questions that another call held out.
     """
-    manifest = out.with_name(out.name + ".manifest.json")
-    manifest.unlink(missing_ok=True)
-    write_parquet([question for _, question in questions], out)
-    write_json(manifest, {**settings, "sha256": sha256(out), **report})
-    return manifest
+    beside, done = held_out_of(out), manifest_of(out)
+    try:
+        with lock(out.parent, wait=True):
+            for old in (done, *((manifest_of(beside), beside) if held else ())):
+                old.unlink(missing_ok=True)
+            write_parquet([question for _, question in questions], out)
+            report = {**settings, "sha256": sha256(out), **report}
+            if held:
+                write_parquet([question for _, question in held], beside)
+                about = {"sha256": sha256(beside), "kept": len(held), "held_out_of": out.name}
+                write_json(manifest_of(beside), {**settings, **about})
+                report |= {"held_out": len(held), "held_out_sha256": about["sha256"]}
+            write_json(done, report)
+    except OSError as error:
+        raise SourceError(
+            f"OUT {out} cannot be written ({error.strerror or error}): make room, or choose "
+            "another folder"
+        ) from error
 
 
-def hold_out(
-    questions: Numbered, count: int, near: Iterable[Mapping[str, Any]]
-) -> tuple[Numbered, Numbered]:
+def hold_out(questions: Numbered, count: int, alike: Collection[int]) -> tuple[Numbered, Numbered]:
     """Return (training questions, `count` validation questions), both in row order.
 
     The choice depends on the uids alone. A question with a near duplicate stays in training, where
     its duplicate would reveal the answer.
     """
-    alike = {row for pair in near for row in pair["rows"]}
     free = [question.uid for row, question in questions if row not in alike]
     if not 0 < count < len(free):
-        raise SourceError(f"--validation {count}: {len(free)} questions can be held out")
+        raise SourceError(
+            f"--validation {count}: {len(free)} questions can be held out, and one must be left. "
+            f"Give more questions, or --validation {max(1, len(free) // 5)}."
+        )
     held = set(sorted(free, key=lambda uid: hashlib.sha256(uid.encode()).digest())[:count])
     return [(row, question) for row, question in questions if question.uid not in held], [
         (row, replace(question, split=VALIDATION))
@@ -177,13 +197,14 @@ def check_paths(options: argparse.Namespace) -> None:
 
 def choose(options: argparse.Namespace) -> tuple[str, Preset]:
     """Return (name of the data set, what to read): the preset with the options' changes."""
-    presets = load_presets()
-    name = options.preset or (options.source if options.source in presets else None)
+    presets, (source, config) = load_presets(), split_config(options.source)
+    by_hub = {preset.hub: name for name, preset in presets.items() if not Path(source).exists()}
+    name = options.preset or by_hub.get(source, source if source in presets else None)
     if name is not None and name not in presets:
         raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
-    preset = presets[name] if name else Preset(hub=options.source, split="train")
+    preset = presets[name] if name else Preset(hub=source, split="train")
     given = {
-        "config": options.config,
+        "config": options.config or config,
         "split": options.split,
         "text": options.text_column,
         "answer": options.answer_column,
@@ -191,9 +212,11 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
     change: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if options.text_column is not None:
         change["text_else"] = ()  # an explicit column has no alternatives
-    if options.source != name:  # a local copy of the preset, or no preset
-        change |= {"hub": options.source, "files": None, "rows": {}}
-    return options.name or name or Path(options.source).stem, preset.model_copy(update=change)
+    if source not in (name, preset.hub):  # a local copy of the preset
+        change |= {"hub": source, "files": None, "rows": {}}
+    elif change.get("config", preset.config) != preset.config:  # other files
+        change |= {"files": None, "rows": {}}
+    return options.name or name or Path(source).stem, preset.model_copy(update=change)
 
 
 def prepare_as(options: argparse.Namespace) -> None:
@@ -204,13 +227,15 @@ def prepare_as(options: argparse.Namespace) -> None:
     name, preset = choose(options)
     benchmarks = load_benchmarks(options.against or [])
     rows = load_rows(preset.hub, preset.config, preset.split, files=preset.files)
+    revision = re.search(r"@([0-9a-f]{40})/", repr(getattr(rows, "info", "")))  # on the hub
     if len(rows) != (expected := preset.rows.get(preset.split, len(rows))):
         raise SourceError(
             f"{preset.hub}: {len(rows)} rows in the split {preset.split}, and {expected} when the "
             "preset was written: the data set has changed. Look at it, and replace the preset by "
             "--text-column and --answer-column."
         )
-    columns = complete(preset, column_names(rows), preset.hub)
+    others = (("group", preset.group), ("order", preset.order))
+    columns = complete(preset, column_names(rows), preset.hub, others=others)
     rows, joined = join_rephrasings(rows, columns) if columns.group else (rows, {})
     questions, report = prepare(
         rows,
@@ -228,6 +253,7 @@ def prepare_as(options: argparse.Namespace) -> None:
     settings = {
         "source": preset.hub,
         "config": preset.config,
+        "revision": revision and revision[1],
         "files": preset.files,
         "split": preset.split,
         "columns": columns.model_dump(mode="json", include={*Columns.model_fields}),
@@ -236,14 +262,13 @@ def prepare_as(options: argparse.Namespace) -> None:
         "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
         **({"pass_rates": str(options.pass_rates), "keep": band} if rates is not None else {}),
     }
+    held: Numbered = []
     if options.validation is not None:
-        questions, held = hold_out(questions, options.validation, report["near_duplicates"])
-        beside = options.out.with_name(f"{options.out.stem}.{VALIDATION}.parquet")
-        write(held, beside, {"kept": len(held), "held_out_of": options.out.name}, settings)
-        print(f"wrote {beside} ({len(held)} questions held out of training)")
-        report = {**report, "held_out": len(held)}
-    manifest = write(questions, options.out, report, settings)
-    print(f"wrote {options.out} ({len(questions)} questions) and {manifest.name}")
+        questions, held = hold_out(questions, options.validation, {*report["near_duplicate_rows"]})
+    write(options.out, questions, held, report, settings)
+    if held:
+        print(f"wrote {held_out_of(options.out)} ({len(held)} questions held out of training)")
+    print(f"wrote {options.out} ({len(questions)} questions) and {manifest_of(options.out).name}")
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -257,7 +282,10 @@ def print_report(report: Mapping[str, Any]) -> None:
         print(f"  refused, {reason}: {count}")
         for entry in [r for r in report["refused_rows"] if r["reason"] == reason][:SHOWN]:
             print(f"    row {entry['row']}: {entry['detail']}")
-    print(f"  near duplicates, kept: {len(report['near_duplicates'])} pairs")
+    for entry in report["sentences"][:SHOWN]:
+        print(f"    row {entry['row']}: {entry['gold']} is read as {entry['read_as']}")
+    print(f"  sentences read as their number: {len(report['sentences'])}")
+    print(f"  near duplicates, kept: {report['near_duplicate_pairs']} pairs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,8 +22,10 @@ from typing import Any
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import iter_lines
 from prompt_aug.base.progress import track
-from prompt_aug.grading import grade_answer, grade_many
+from prompt_aug.grading import Extraction, grade_answer, grade_many
 from prompt_aug.grading.echo import DRAWING
+from prompt_aug.grading.extract import extract
+from prompt_aug.grading.units import UNSURE
 from prompt_aug.prepare.sources import (
     JOINED,
     Columns,
@@ -34,13 +36,30 @@ from prompt_aug.prepare.sources import (
     question_text,
     to_question,
 )
-from prompt_aug.questions import QuestionError, normalise
+from prompt_aug.questions import QuestionError, is_record, make_question, normalise
 
 Band = tuple[float, float] | None
 GRADES = "grades.jsonl"  # in the folder of a benchmark
 GRADED_AT_ONCE = 512
-PROSE_WORDS = 4  # an answer of this many words without a number is prose
+LISTED = 100  # pairs of near duplicates; a template of n rows has n * n / 2
+PROSE_WORDS = 4  # an answer of this many words, beside those of amounts, is a sentence
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
+_VERBS = {*"is are was were has have had equals there he she it they".split()}
+_WITH_UNIT = re.compile(r"\d[\d.,/]*\s*[A-Za-z]*")
+# What could be the answer of a sentence: formulas, amounts, and numbers in words.
+_CANDIDATE = re.compile(
+    r"\$(?=\S)([^$]+)(?<=\S)\$|\\\((.+?)\\\)|-?\\(?:[dt]?frac\{[^{}]*\}|sqrt)\{[^{}]*\}"
+    r"|-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+|\^\{?-?\w+\}?)?(?:\s?\\?%)?"
+    r"|(?i:\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|both|half"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|\w*illion|dozen|quarter)\b)"
+)
+# Before a number: it is a bound, an operand or a condition.
+_OPERAND = re.compile(
+    r"(?:[-+*/^<>_(]|\b(?:than|minus|plus|times|over|base|mod|modulo|until|divi\w+ by|(?:square"
+    r"|cube|root|(?:multipl|pow|fact|divis|logarithm|opposit|negativ|invers|recipro)\w*) of))\s*$"
+    r"|\b(?:if|when|where)\b",
+    re.IGNORECASE,
+)
 
 # ------------------------------------------------------------------------- likeness
 # A question is its lower-case words, numbers and operators, without layout, drawings ([asy]) and
@@ -228,17 +247,53 @@ def overlapping(questions: Numbered, index: OverlapIndex) -> Refused:
     }
 
 
-def is_prose(gold: str) -> bool:
-    """Return True for a sentence instead of a value: "See the proof below"."""
-    words = _WORD.findall(_COMMAND.sub(" ", gold))
-    return len(words) >= PROSE_WORDS and not re.search(r"[\d=$]", gold)
+def is_sentence(gold: str) -> bool:
+    """Return True for a sentence instead of a value: "See the proof", "There are 13 pens."."""
+    words = _WORD.findall(_WITH_UNIT.sub(" ", _COMMAND.sub(" ", gold)))
+    ends = len(words) > 1 and re.search(r"[\w%$][.!]$", gold)
+    return bool(len(words) >= PROSE_WORDS or ends or {*gold.lower().split()} & _VERBS)
+
+
+def bare_gold(gold: str) -> str | None:
+    """Return a gold that its bare answer in a box earns; None if `gold` does not say which.
+
+    Only sentences change: one with a single candidate for the answer becomes that candidate.
+    """
+    if not is_sentence(gold):
+        return None if is_record(gold) else gold
+    stated, found = extract(gold, Extraction()), [*_CANDIDATE.finditer(gold)]
+    if stated and not is_sentence(stated) and grade_answer(stated, gold).correct:
+        return gold
+    values = {(m[1] or m[2] or m[0].replace("$", "")).rstrip(",") for m in found}
+    value = values.pop() if len(values) == 1 else ""
+    if not re.search(r"\d", value):
+        return None
+    if grade_answer(value, gold).correct:
+        return gold
+    unit = re.split("[^A-Za-z]", gold[found[-1].end() :].lstrip())[0]
+    doubt = UNSURE.search(gold) or _OPERAND.search(gold[: found[-1].start()])
+    return None if doubt or not grade_answer(value, f"{value} {unit}").correct else value
+
+
+def reduce_sentences(questions: Numbered) -> tuple[Numbered, list[dict[str, Any]]]:
+    """Return the questions with `bare_gold` answers, and the changed ones; None stays as it is."""
+    made, changed = [], []
+    for number, question in questions:
+        golds = [bare_gold(gold) or gold for gold in question.answers]
+        if golds != [*question.answers]:
+            changed.append({"row": number, "gold": question.answers, "read_as": golds})
+            same = make_question(text=question.text, answers=golds, source=question.source)
+            question = replace(question, uid=same.uid, answers=same.answers)
+        made.append((number, question))
+    return made, changed
 
 
 def ungradable(questions: Numbered, allow_text: bool) -> Refused:
-    """Return the questions with an answer that is prose or not graded right against itself."""
+    """Return the questions with an answer that is unclear or not graded right against itself."""
     golds = [(number, gold) for number, question in questions for gold in question.answers]
-    prose = () if allow_text else (pair for pair in golds if is_prose(pair[1]))
-    bad = {number: f"{gold[:80]!r} is prose. Keep it with --allow-text." for number, gold in prose}
+    prose = () if allow_text else (pair for pair in golds if bare_gold(pair[1]) is None)
+    why = "is prose or a record without one clear answer. Keep it with --allow-text."
+    bad = {number: f"{gold[:80]!r} {why}" for number, gold in prose}
     for start in track(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", "batches"):
         part = golds[start : start + GRADED_AT_ONCE]
         grades = grade_many([("\\boxed{" + gold + "}", gold) for _, gold in part])
@@ -306,6 +361,7 @@ def prepare(
 ) -> tuple[Numbered, dict[str, Any]]:
     """Return the questions kept, each with its row number, and the report for the manifest."""
     questions, empty = read_rows(rows, columns, source, renamed)
+    questions, sentences = (questions, []) if allow_text else reduce_sentences(questions)
     index = OverlapIndex(benchmarks)
     duplicates, contradictions = repeats(questions)
     repeated = {row for rows in duplicates.values() for row in rows}
@@ -315,10 +371,13 @@ def prepare(
     questions = _without(questions, refused["benchmark_overlap"])
     refused["ungradable"] = ungradable(questions, allow_text)
     questions = _without(questions, refused["ungradable"])
-    near = [
-        {"rows": [questions[i][0], questions[j][0]], "likeness": round(score, 3)}
-        for i, j, score in near_duplicates([question.text for _, question in questions])
-    ]
+    pairs, alike, near = 0, set[int](), []
+    for i, j, score in near_duplicates([question.text for _, question in questions]):
+        rows_of = [questions[i][0], questions[j][0]]
+        pairs += 1
+        alike.update(rows_of)
+        if pairs <= LISTED:
+            near.append({"rows": rows_of, "likeness": round(score, 3)})
     if rates is not None:
         refused["pass_rate"] = outside(questions, rates, band)
         questions = [
@@ -337,7 +396,10 @@ def prepare(
         "refused": {"empty": len(empty), "duplicate": len(repeated)} | counts,
         "refused_rows": sorted(entries, key=lambda entry: entry["row"]),
         "duplicates_of_row": duplicates,
+        "sentences": sentences,
+        "near_duplicate_pairs": pairs,
         "near_duplicates": near,
+        "near_duplicate_rows": sorted(alike),
     }
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from prompt_aug.questions import (
     QuestionError,
     answer_texts,
     from_row,
+    in_double,
     make_question,
     system_text,
     user_text,
@@ -35,7 +37,7 @@ TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
 VERL_COLUMNS = {"text": "prompt", "answer": "reward_model.ground_truth"}
-IN_YAML = "Name the file and the column in a yaml file, `{}: COLUMN` (eval/README.md)."
+IN_YAML = "name the file and the column in a yaml file, `{}: COLUMN`: eval/README.md"
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
 
@@ -98,7 +100,7 @@ def load_rows(
     name of a split are "train". Raises SourceError, within seconds if the hub does not respond and
     the data set is not cached.
     """
-    path = Path(source)
+    path, (hub, named) = Path(source), split_config(source)
     try:
         if source and path.is_file():
             return from_files([path])
@@ -108,23 +110,31 @@ def load_rows(
     except SourceError:
         raise
     except Exception as error:  # datasets raises many kinds of errors
+        remedy = ". Save it as UTF-8, not cp1252 or UTF-16" * isinstance(error, UnicodeError)
         raise SourceError(
-            f"{source}: local data cannot be loaded: {_first_cause(error)}"
+            f"{source}: local data cannot be loaded: {_first_cause(error)}{remedy}"
         ) from error
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", hub) and not hub.startswith("."):
         if files is None:
-            return _from_hub(source, name=config, split=split, revision=revision)
+            return _from_hub(hub, name=config or named, split=split, revision=revision)
         # datasets calls the only split of these files "train".
         file = files.format(split=split)
-        return _from_hub(source, data_files=file, split="train", revision=revision)
+        return _from_hub(hub, data_files=file, split="train", revision=revision)
     raise SourceError(
         f"{source!r}: neither a file, nor a folder, nor a known name, nor an id like owner/name. "
         "--help lists the presets, eval/benchmarks.yaml has the benchmarks."
     )
 
 
+def split_config(source: str) -> tuple[str, str | None]:
+    """Return (id, CONFIG) of ``ID:CONFIG``, a configuration of a hub data set."""
+    hub, colon, config = source.rpartition(":")
+    found = colon and re.fullmatch(r"[\w.-]+/[\w.-]+", hub) and not Path(source).exists()
+    return (hub, config) if found else (source, None)
+
+
 def _from_hub(source: str, **arguments: Any) -> Any:
-    import datasets  # slow, so it is imported on first use
+    import datasets
     from huggingface_hub import constants
 
     offline = bool(constants.HF_HUB_OFFLINE)
@@ -132,8 +142,13 @@ def _from_hub(source: str, **arguments: Any) -> Any:
         # The clients would retry for up to a minute before they look into their cache.
         offline = constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(source, **arguments)
+        return _exact(datasets.load_dataset(source, **arguments))
     except Exception as error:  # a gated, renamed or misspelled data set, a wrong split, ...
+        if configs := re.search(r"[Aa]vailable[\w ]*: \[(.+?)\]", str(error)):
+            raise SourceError(
+                f"{source}: choose a configuration, as {source}:NAME (in a yaml file `config`), of "
+                f"{configs[1]}"
+            ) from error
         why = (
             f"the hub at {constants.ENDPOINT} does not answer, or HF_HUB_OFFLINE is set, and the "
             "data set is not in the cache: give a local copy"
@@ -173,12 +188,8 @@ def from_files(names: Sequence[str | Path]) -> Any:
     if len(kinds) != 1 or not kinds <= set(KINDS):
         raise SourceError(f"{paths[0]}: known are files ending in {', '.join(KINDS)}")
     if (kind := kinds.pop()) == ".parquet":
-        import datasets
-
-        table = pa.concat_tables([pq.read_table(path) for path in paths], promote_options="default")
-        # As a Python number, 0.1 in single precision would be 0.10000000149011612.
-        fields = [f.with_type(pa.string()) if f.type == pa.float32() else f for f in table.schema]
-        return datasets.Dataset(datasets.table.InMemoryTable(table.cast(pa.schema(fields))))
+        tables = [pq.read_table(path) for path in paths]
+        return _dataset(pa.concat_tables(tables, promote_options="default"))
     read = _csv_rows if kind == ".csv" else _json_rows
     if rows := [row for path in paths for row in read(path)]:
         columns = _fields(rows)
@@ -186,31 +197,64 @@ def from_files(names: Sequence[str | Path]) -> Any:
     raise SourceError(f"{paths[0]}: an empty file. Name one with rows.")
 
 
+def _dataset(table: pa.Table) -> Any:
+    import datasets  # slow, so it is imported on first use
+
+    table = in_double(table).replace_schema_metadata()
+    return datasets.Dataset(datasets.table.InMemoryTable(table))
+
+
+def _exact(rows: Any) -> Any:
+    """Return the rows of `datasets` with `in_double` precision."""
+    single = re.search("float(16|32)", str(rows.features))
+    return _dataset(rows.with_format("arrow")[:]) if single else rows
+
+
 def _csv_rows(path: Path) -> list[dict[str, str]]:
     text = path.read_bytes().decode("utf-8-sig")
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        rows, names = list(reader), reader.fieldnames or ()
+        names = reader.fieldnames or ()
+        if len(names) == 1 and (mark := re.search("[;\t|]", names[0])):
+            raise SourceError(f"{path}: its columns end at {mark[0]!r}. Write commas.")
+        rows = []
+        for row in reader:
+            if len({*names}) < len(names) or None in row or None in row.values():
+                raise csv.Error("a column name twice, or a row with more or fewer columns")
+            rows.append(row)
     except csv.Error as error:
         raise SourceError(f"{path}, line {reader.line_num}: broken csv ({error})") from None
-    if len({*names}) < len(names) or any(None in row or None in row.values() for row in rows):
-        raise SourceError(f"{path}: a column name twice, or a row with more or fewer columns")
     return rows
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(record := dict(pairs)) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {key!r} twice in {record!r:.100}")
+    return record
+
+
 def _json_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file: one a line or, in a .json, one array."""
+    """Return the objects of a file: one a line, or one array, also as the only or `data` value."""
     text = path.read_bytes().decode("utf-8-sig")
-    rows: list[dict[str, Any]] = []
-    if path.suffix == ".json" and text.lstrip().startswith("["):
-        rows, text = json.loads(text), ""
-    for number, line in enumerate(text.split("\n"), start=1):  # a string may hold U+2028
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
-            raise SourceError(f"{path}, line {number}: broken JSON ({error})") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise SourceError(f"{path}: a row that is no JSON object. Write one a line.")
+    read, broken = json.JSONDecoder(object_pairs_hook=_unique).decode, (ValueError, RecursionError)
+    try:
+        rows = read(text)
+    except broken as first:  # one object a line, or broken
+        rows = []
+        for number, line in enumerate(text.split("\n"), start=1):  # a string may hold U+2028
+            try:
+                rows += [read(line)] if line.strip() else []
+            except broken as error:
+                why = error if rows else first
+                raise SourceError(f"{path}, line {number}: broken JSON ({why})") from None
+    lists = [rows]
+    if isinstance(rows, dict):
+        lists = [rows.get("data"), *(rows.values() if len(rows) == 1 else ())]
+    rows = next((value for value in lists if isinstance(value, list)), [rows])
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise SourceError(f"{path}, row {number}: {row!r:.60} is no JSON object. Correct it.")
     return rows
 
 
@@ -221,7 +265,7 @@ def from_folder(path: Path, split: str) -> Any:
     if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         loaded = datasets.load_from_disk(str(path))
         splits: Mapping[str, Any] = loaded if isinstance(loaded, dict) else {split: loaded}
-        read: Callable[[Any], Any] = lambda rows: rows  # noqa: E731
+        read: Callable[[Any], Any] = _exact
     else:
         if len(kinds := {f.suffix for f in path.rglob("*")} & {*KINDS} - {".json"}) > 1:
             raise SourceError(f"{path}: it has files ending in {', '.join(kinds)}. Name one.")
@@ -241,7 +285,7 @@ def complete(
     *,
     answer: bool = True,
     others: Iterable[tuple[str, str | None]] = (),
-    remedy: str = "Name one with --{}-column.",
+    remedy: str = "name one with --{}-column",
 ) -> Columns:
     """Return `columns` with missing ones found by the usual names. Raises SourceError.
 
@@ -249,17 +293,16 @@ def complete(
     record may hold any. Without `answer` only the text is looked for. `others` are pairs of a key
     and a column that must exist. `remedy` ends the message; {} is the key.
     """
-    present = set(names)
+    present, missing = set(names), []
 
     def find(what: str, wanted: str | None, usual: tuple[str, ...] = (), more: Any = ()) -> str:
         candidates = ((wanted,) if wanted else ()) + tuple(more) or usual
         for candidate in candidates:
             if has_column(present, candidate):
                 return candidate
-        raise SourceError(
-            f"{source} has no column {' or '.join(candidates)} for the {what} (it has "
-            f"{', '.join(sorted(present))}). {remedy.format(what)}"
-        )
+        hint = remedy.format(what) if what in ("text", "answer") or remedy == IN_YAML else "preset"
+        missing.append(f"{' or '.join(candidates)} for the {what} ({hint})")
+        return ""
 
     resolved = {
         "text": find("text", columns.text, TEXT_COLUMNS, columns.text_else),
@@ -270,6 +313,9 @@ def complete(
             find(what, column)
     if answer:
         resolved["answer"] = find("answer", columns.answer, ANSWER_COLUMNS)
+    if missing:
+        listed, has = ", and no column ".join(missing), ", ".join(sorted(present))
+        raise SourceError(f"{source} has no column {listed}. It has {has}.")
     return columns.model_copy(update=resolved)
 
 
@@ -294,7 +340,7 @@ def column_names(rows: Any) -> list[str]:
 
 def read_level(value: Any) -> int | None:
     """Return 3 for 3, 3.0, "3", "3.0" and "Level 3"; None without a number."""
-    match = re.search(r"\d+", str(value)) if value is not None else None
+    match = re.search(r"(?<!\d)\d{1,18}(?!\d)", str(value)) if value is not None else None
     return int(match.group()) if match else None
 
 
@@ -339,8 +385,6 @@ def question_text(row: Mapping[str, Any], columns: Columns) -> str:
     value = field_of(row, column)
     if not isinstance(value, list):
         value = next(iter(answer_texts(value)), "")
-    elif not all(isinstance(turn, Mapping) for turn in value):
-        raise QuestionError(f"the column {column!r} has a list that is no chat. Name another.")
     text = user_text(value, column)
     if columns.text_after is not None:
         _, mark, text = text.partition(columns.text_after)

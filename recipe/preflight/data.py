@@ -7,6 +7,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from prompt_aug.base import tokenizers
+from prompt_aug.base.files import read_json, sha256
+from prompt_aug.questions import held_out_of, manifest_of
 from recipe.errors import ConfigError
 from recipe.preflight.rules import Check, Rule, Setup
 from recipe.run.model_files import model_folder
@@ -87,6 +89,26 @@ def files(s: Setup) -> Iterator[str]:
                 yield f"data.{key}={path}: no such file. Make it: `{maker(path)}`.{remedy}"
 
 
+def one_preparation(s: Setup) -> Iterator[str]:
+    """A training file and the questions held out of it are of one preparation; others may be any.
+
+    Otherwise both could hold the same questions.
+    """
+    validation = {Path(path).resolve() for path in paths_of(s.data.val_files)}
+    for out in map(Path, paths_of(s.data.train_files)):
+        pair = out, beside = out.resolve(), held_out_of(out).resolve()
+        if all(path.exists() for path in pair) and beside in validation:
+            manifests = (manifest_of(path) for path in pair)
+            made, held = (read_json(path) if path.exists() else {} for path in manifests)
+            # Earlier versions wrote the number of held-out questions alone.
+            digest = made.get("held_out_sha256", "held_out" in made)
+            if held.get("held_out_of") == out.name and digest not in (True, sha256(beside)):
+                yield (
+                    f"data.val_files={beside}: not the questions held out of {out}, whose "
+                    "preparation was interrupted or repeated. Prepare both again."
+                )
+
+
 def too_few(questions: int, s: Setup) -> Iterator[str]:
     """Yield what is wrong with a training set of `questions` questions."""
     questions = limited(questions, s)
@@ -132,4 +154,4 @@ def load_tokenizer(config: DictConfig) -> Any:
         raise ConfigError(f"recipe.model_path={path}: {error}") from error
 
 
-FILES: list[Check] = [files]
+FILES: list[Check] = [files, one_preparation]

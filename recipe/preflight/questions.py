@@ -21,6 +21,7 @@ from prompt_aug.questions import (
     Question,
     QuestionError,
     count_repeats,
+    is_record,
     read_parquet,
     to_row,
     write_parquet,
@@ -186,6 +187,13 @@ def fitting(
     too_long = functools.partial(prompts.overlong, names=names, tokenizer=tokenizer, limit=limit)
     paths = paths_of(config.data[key])
     questions = [q for path in paths for q in read_questions(path, key, tokenizer, config)]
+    graded = config.recipe.reward.verifiers or {}
+    records = [q for q in questions if q.source not in graded and any(map(is_record, q.answers))]
+    if records:
+        raise ConfigError(
+            f"data.{key}: {len(records)} answers are records, as {records[0].answers[0]:.60}, and "
+            f"never earned. Set {VERIFIERS}.{records[0].source}, or write them as text."
+        )
     own = sum(question.system is not None for question in questions)
     if own and len(names) > 1 and config.recipe.augment.system == "row":
         raise ConfigError(

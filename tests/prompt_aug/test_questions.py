@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,8 @@ from prompt_aug.questions import (
     Question,
     QuestionError,
     from_row,
+    in_double,
+    is_record,
     make_question,
     read_parquet,
     to_row,
@@ -131,6 +134,46 @@ def test_foreign_rows(tmp_path: Path) -> None:
     assert from_row(foreign("Q?", ["7", "seven"])).answers == ("7", "seven")
     assert from_row(foreign("Q?", 34)).answers == ("34",)
     assert from_row({**foreign("Q?", "7"), "images": []}).text == "Q?"
+    for level in (2**63, float("inf"), float("nan"), "hard"):  # none that a file can hold
+        assert from_row({**foreign("Q?", "7"), "extra_info": {"level": level}}).level is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ({"target": ["0"]}, "0"),
+        ({"target": "0", "unit": None, "more": [], "note": " "}, "0"),
+        ({"a": {"b": 3.0}}, "3"),
+        ({"target": ["0", "1"]}, None),
+        ({"value": "3", "unit": "cm"}, None),
+    ],
+)
+def test_a_record_that_holds_one_text_is_that_text(gold: Any, answer: str | None) -> None:
+    made = from_row(foreign("Q?", gold))
+    assert made.answers == (answer or json.dumps(gold),)
+    assert verifier_row(to_row(made))["reward_model"]["ground_truth"] == gold
+    assert is_record(made.answers[0]) == (answer is None)
+
+
+def test_single_precision_is_its_shortest_decimal(tmp_path: Path) -> None:
+    single = pa.array(
+        [[{"g": 7.7}], [{"g": 0.1}], [], None], pa.list_(pa.struct({"g": pa.float32()}))
+    )
+    half = pa.array([np.float16(7.7), np.float16(1e-7), None, np.float16("inf")], pa.float16())
+    nested = pa.array([[0.1], [16777216], [float("nan")], None], pa.large_list(pa.float32()))
+    table = in_double(
+        pa.table({"single": single, "half": half, "nested": nested, "text": list("abcd")})
+    )
+    assert table["single"].to_pylist() == [[{"g": 7.7}], [{"g": 0.1}], [], None]
+    assert table["half"].to_pylist() == [7.7, 1e-07, None, float("inf")]
+    assert table["nested"].to_pylist()[:2] == [[0.1], [16777216]]
+    rows = [foreign("Q?", 7.7), foreign("R?", 0.5)]
+    gold = pa.struct([("style", pa.string()), ("ground_truth", pa.float32())])
+    typed = pa.table(
+        {n: pa.array([r[n] for r in rows], gold if n == "reward_model" else None) for n in rows[0]}
+    )
+    pq.write_table(typed, tmp_path / "verl.parquet")
+    assert [q.answers for q in read_parquet(tmp_path / "verl.parquet")] == [("7.7",), ("0.5",)]
 
 
 def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
@@ -151,6 +194,9 @@ def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
     assert row["extra_info"].items() >= given[1]["extra_info"].items()
 
 
+INFINITE = (float("inf"), [-float("inf")], "inf", "-Infinity", "INF", "1e400", " +2.5E999 ")
+
+
 def turns(roles: str) -> dict[str, Any]:
     return {"prompt": [{"role": role, "content": "Q?"} for role in roles.split()]}
 
@@ -168,6 +214,12 @@ def turns(roles: str) -> dict[str, Any]:
         ({"reward_model": {"ground_truth": ""}}, "no answer"),
         ({"extra_info": {"pass_rate": 1.5}}, "pass_rate=1.5"),
         ({"extra_info": {"pass_rate": "half"}}, "pass_rate=half"),
+        ({"prompt": 5}, "the column 'prompt'"),
+        ({"prompt": ["Q?"]}, "the column 'prompt'"),
+        *(({"reward_model": {"ground_truth": gold}}, "answer") for gold in INFINITE),
+        *(({"prompt": f"Q{half}?"}, "surrogate") for half in ("\ud800", "\udfff")),
+        ({"reward_model": {"ground_truth": ["1", "\udc80"]}}, "surrogate"),
+        ({"extra_info": {"rephrasings": ["\udc80"]}}, "surrogate"),
     ],
 )
 def test_rows_that_are_no_question(change: dict[str, Any], named: str) -> None:

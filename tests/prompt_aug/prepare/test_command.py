@@ -12,7 +12,7 @@ from prompt_aug.base.files import read_json, write_lines
 from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
-from prompt_aug.questions import read_parquet
+from prompt_aug.questions import make_question, read_parquet
 
 ROWS = [
     {"problem": "What is the sum of 1 and 2?", "answer": "3"},
@@ -89,13 +89,13 @@ def test_run_again_it_gives_the_same_bytes_and_killed_it_leaves_no_manifest(
         raise KeyboardInterrupt
 
     first = written()
-    assert first.keys() == {"train.parquet", "train.parquet.manifest.json"}
+    assert first.keys() == {".lock", "train.parquet", "train.parquet.manifest.json"}
     assert written() == first
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "write_parquet", killed)
         assert run(tmp_path) == 130
     assert "prompt_aug.prepare: interrupted; no manifest was written" in capsys.readouterr().err
-    assert [f.name for f in (tmp_path / "out").iterdir()] == ["train.parquet"]
+    assert {f.name for f in (tmp_path / "out").iterdir()} == {".lock", "train.parquet"}
     assert written() == first
 
 
@@ -184,9 +184,102 @@ def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
     trained, held = split(rows, "a")
     assert len(held) == 3 and not trained & held and len(trained | held) == 9
     assert split(rows[::-1], "b") == (trained, held)  # the order of the rows does not matter
+    manifest = read_json(tmp_path / "a.parquet.manifest.json")
+    for key, name in (("sha256", "a.parquet"), ("held_out_sha256", "a.validation.parquet")):
+        assert manifest[key] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
     for count in ("0", "9"):
         command = [str(tmp_path / "a.jsonl"), str(tmp_path / "a.parquet"), "--no-benchmarks"]
         assert prepare.main([*command, "--validation", count]) == 1
+
+
+LONG = "A question of one template, with words, and of many more, about the number "
+
+
+def test_near_duplicates_are_counted_and_listed_up_to_a_limit(tmp_path: Path) -> None:
+    rows = [{"question": f"{LONG} {'very ' * 20}{i}?", "answer": str(i)} for i in range(30)]
+    assert run(tmp_path, "--no-benchmarks", rows=[*rows, *ROWS[:2]]) == 0
+    manifest = manifest_of(tmp_path)
+    assert manifest["near_duplicate_pairs"] == 30 * 29 // 2
+    assert len(manifest["near_duplicates"]) == 100
+    assert manifest["near_duplicate_rows"] == [*range(30)]
+
+
+def test_golds_that_are_sentences_or_records(tmp_path: Path) -> None:
+    golds = ["There are 13 pens.", "He has 5 and buys 8, so there are 13.", "Paris", {"a": ["7"]}]
+    rows = [{"question": f"Question {i}?", "answer": gold} for i, gold in enumerate(golds)]
+    rows += [{"question": "Half?", "answer": "\ud800"}, {"question": "\ud800?", "answer": "1"}]
+    assert run(tmp_path, "--no-benchmarks", rows=rows) == 0
+    kept, manifest = read_parquet(tmp_path / "out" / "train.parquet"), manifest_of(tmp_path)
+    assert [q.answers for q in kept] == [("13",), ("Paris",), ("7",)]
+    assert kept[0].uid == make_question(text="Question 0?", answers=["13"], source="").uid
+    (changed,) = manifest["sentences"]
+    assert (changed["row"], changed["read_as"]) == (0, ["13"])
+    refused = [(r["row"], r["reason"]) for r in manifest["refused_rows"]]
+    assert refused == [(1, "ungradable"), (4, "empty"), (5, "empty")]
+    assert run(tmp_path, "--no-benchmarks", "--allow-text", rows=rows) == 0
+    kept = read_parquet(tmp_path / "out" / "train.parquet")
+    assert [q.answers[0] for q in kept] == [*golds[:3], "7"]
+    verl = [{"prompt": "Q?", "reward_model": {"ground_truth": {"value": "3", "unit": "cm"}}}]
+    assert (
+        run(
+            tmp_path,
+            "--no-benchmarks",
+            rows=[*verl, {**verl[0], "prompt": "R?", "reward_model": {"ground_truth": "1"}}],
+        )
+        == 0
+    )
+    assert manifest_of(tmp_path)["refused"]["ungradable"] == 1
+
+
+@pytest.mark.parametrize("name", ["write_parquet", "write_json"])
+def test_a_full_disk_is_one_line_and_leaves_no_mixed_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    rows = [{"question": f"What is {i} plus {i * i}?", "answer": str(i + i * i)} for i in range(9)]
+    assert run(tmp_path, "--no-benchmarks", "--validation", "3", rows=rows) == 0
+    before = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+    monkeypatch.setattr(prepare, name, full)
+    capsys.readouterr()
+    assert run(tmp_path, "--no-benchmarks", "--validation", "4", rows=rows) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "train.parquet" in line and "No space left" in line
+    after = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+    changed = {n for n in before if n.endswith(".parquet") and after.get(n, before[n]) != before[n]}
+    assert not any("manifest" in n for n in after) and len(changed) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "answer"),
+    [
+        *((source, "main", "2") for source in ("gsm8k", "openai/gsm8k", "openai/gsm8k:main")),
+        ("openai/gsm8k:socratic", "socratic", "2"),
+        ("open-r1/OpenR1-Math-220k", "default", "1 #### 2"),
+    ],
+)
+def test_a_preset_is_found_by_its_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, config: str, answer: str
+) -> None:
+    def hub(_: str, *, name: str, **__: Any) -> datasets.Dataset:
+        made = datasets.Dataset.from_list(
+            [dict.fromkeys(("question", "problem", "answer"), "1 #### 2")]
+        )
+        made.info.download_checksums = {f"hf://datasets/{source}@{'ab' * 20}/{name}.parquet": {}}
+        return made if name == config else pytest.fail(name)
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
+    out = tmp_path / "q.parquet"
+    assert prepare.main([source, str(out), "--no-benchmarks"]) == 0
+    assert read_parquet(out)[0].answers == (answer,)
+    assert read_json(tmp_path / "q.parquet.manifest.json")["revision"] == "ab" * 20
+
+
+def test_every_preset_has_a_hub_id_of_its_own() -> None:
+    presets = load_presets()
+    assert len({preset.hub for preset in presets.values()}) == len(presets)
 
 
 def test_rows_that_rephrase_one_question_are_joined(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.base.files import read_json, write_lines
+from prompt_aug.grading import Extraction, grade_answer
+from prompt_aug.grading.extract import extract
 from prompt_aug.prepare import __main__ as prepare
-from prompt_aug.prepare.filters import OverlapIndex, grams, near_duplicates, words
+from prompt_aug.prepare.filters import OverlapIndex, bare_gold, grams, near_duplicates, words
 from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 
 
@@ -72,6 +74,40 @@ def test_near_duplicates_are_all_found(texts: list[str], limit: float) -> None:
         if a and b and len(a & b) / len(a | b) >= limit:
             slow.add((i, j))
     assert {(i, j) for i, j, _ in near_duplicates(texts, limit, 2)} == slow
+
+
+@pytest.mark.parametrize(
+    ("gold", "bare"),
+    [
+        *((text, "13") for text in ("There are 13 pens.", "Jane bought 13 pens.", "So he is 13")),
+        *((text, "13") for text in ("$13$ pens are left over", "Therefore, the total is 13.")),
+        ("She paid $12.50 in total.", "12.50"),
+        ("Altogether they have 1,234 marbles.", "1,234"),
+        ("The temperature is -5 degrees.", "-5"),
+        ("The probability is $\\frac{3}{4}$.", "\\frac{3}{4}"),
+        # several candidates, a bound, an operand, another number in words
+        ("He has 5 and buys 8, so altogether there are 13 pens.", None),
+        ("There are 3 cats or 4.", None),
+        ("At least 13 of them are red.", None),
+        ("The square root of 5 is irrational", None),
+        ("There is 1 solution if k > 2", None),
+        ("There are 5 million people.", None),
+        ("There are seven pens.", None),
+        ("All real numbers except 3 are in it", None),
+        ("See the proof below.", None),
+        ('{"value": "3", "unit": "cm"}', None),
+        # graded right already, and short texts
+        *((text, text) for text in ("The answer is 13.", "So 5 + 8. #### 13", "13 pens in all")),
+        *((text, text) for text in ("3 hours 20 minutes", "Paris", "Tuesday, May 5", "x = 5")),
+        ("2 hours, 5 minutes and 3 seconds", "2 hours, 5 minutes and 3 seconds"),
+        ("\\frac{4A}{3+3i}e^{it}", "\\frac{4A}{3+3i}e^{it}"),
+    ],
+)
+def test_a_sentence_becomes_its_only_number(gold: str, bare: str | None) -> None:
+    assert bare_gold(gold) == bare
+    if bare is not None:
+        box = bare if bare != gold else extract(gold, Extraction()) or gold
+        assert grade_answer(box, bare).correct
 
 
 # Pass rates 0, 0.25, 0.5, 1; the last question was not measured.

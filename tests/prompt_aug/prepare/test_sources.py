@@ -1,5 +1,6 @@
 """Sources and column maps: every kind of local data, the presets, and what cannot be read."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from prompt_aug.prepare import sources
 from prompt_aug.prepare.sources import (
     Columns,
     SourceError,
@@ -90,7 +92,15 @@ def test_presets(name: str) -> None:
         ("a.csv", "question,answer\n"),
         ("b.csv", "question,answer\nWhere?\n"),
         ("c.csv", "question,answer,answer\nWhere?,1,2\n"),
-        ("b.jsonl", '{"problem": "\udcff"}\n'),
+        ("b.jsonl", '{"problem": "\udcff"}\n'),  # a byte that is no UTF-8
+        ("d.csv", "question;answer\nWhere, then?;2\n"),
+        ("e.csv", "question\tanswer\nWhere?\t2\n"),
+        ("f.csv", "question,answer\nWo ist M\udcfcller?,2\n"),
+        ("c.jsonl", '{"problem": "a", "answer": "1", "answer": "2"}\n'),
+        ("e.jsonl", '{"problem": "a", "more": [{"k": 1, "k": 1}]}\n'),
+        ("a.json", '[\n  {"problem": "a", "answer": "1", "answer": "2"}\n]'),
+        ("b.json", "[" * 100_000),
+        ("c.json", '[{"problem": "a"}, null]'),
     ],
 )
 def test_a_broken_file_is_refused(tmp_path: Path, name: str, content: str) -> None:
@@ -142,7 +152,60 @@ def test_values_of_json_and_of_single_precision_stay_what_they_are(tmp_path: Pat
         assert [to_question(r, columns, "", "").answers[0] for r in rows[:5]] == wanted
     single = pa.table({"question": ["Q?"], "answer": pa.array([0.1], pa.float32())})
     pq.write_table(single, tmp_path / "q.parquet")
-    assert load_rows(str(tmp_path / "q.parquet"))[0]["answer"] == "0.1"
+    assert load_rows(str(tmp_path / "q.parquet"))[0]["answer"] == 0.1
+    datasets.Dataset(single).save_to_disk(tmp_path / "disk")
+    assert load_rows(str(tmp_path / "disk"))[0]["answer"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "wrapped", [{"data": ROWS}, {"version": 2, "data": ROWS}, {"rows": ROWS}, ROWS]
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_file_may_wrap_its_rows(tmp_path: Path, wrapped: Any, indent: int | None) -> None:
+    (tmp_path / "q.json").write_text(json.dumps(wrapped, indent=indent))
+    assert load_rows(str(tmp_path / "q.json")) == ROWS
+    chat = {
+        "prompt": [{"role": "user", "content": "Q?"}],
+        "answer": "1",
+    }  # one row, no list of rows
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
+    assert load_rows(str(tmp_path / "chat.jsonl")) == [chat]
+
+
+def test_all_missing_columns_are_named_at_once() -> None:
+    with pytest.raises(SourceError, match=r"--text-column.*--answer-column") as caught:
+        complete(Columns(), ["Frage", "Antwort"], "x.csv")
+    with pytest.raises(SourceError, match="index for the group") as other:
+        complete(Columns(), ["question", "answer"], "x.csv", others=[("group", "index")])
+    assert "--group" not in str(other.value)
+    assert "Antwort, Frage" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, *configs: str) -> None:
+    """Replace the hub by one data set, which has configurations."""
+
+    def load(repository: str, *, name: str | None, **_: Any) -> datasets.Dataset:
+        if configs and name not in configs:
+            why = (
+                f"Please pick one among the available configs: {[*configs]}"
+                if name is None
+                else (f"BuilderConfig '{name}' not found. Available: {[*configs]}")
+            )
+            raise ValueError(f"Config name is missing.\n{why}\nExample of usage:")
+        return datasets.Dataset.from_list([{"question": str(name), "answer": "1"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
+
+
+def test_a_configuration_of_a_hub_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, "main", "other")
+    assert load_rows("some/set:other")[0] == load_rows("some/set", "other")[0]
+    for source in ("some/set", "some/set:mian"):
+        with pytest.raises(SourceError, match="'main', 'other'"):
+            load_rows(source)
+    hub(monkeypatch)
+    assert load_rows("some/set")[0]["question"] == "None"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +217,7 @@ def test_values_of_json_and_of_single_precision_stay_what_they_are(tmp_path: Pat
         (b"4", None),
         ([b"4"], None),
         ({"value": "2", "unit": "m"}, None),
+        ([{"value": ["2"]}, "3"], ("2", "3")),
         # hostile lists are texts
         *((text, (text,)) for text in ("[" * 10**5 + "]", "[__import__('os')]", "[1, 2]", "[]")),
     ],

@@ -12,9 +12,16 @@ from composed import SHORT, composed
 from omegaconf import OmegaConf, open_dict
 from tokenizers import AddedToken
 
-from prompt_aug.base.files import write_json, write_text
+from prompt_aug.base.files import write_json, write_lines, write_text
+from prompt_aug.prepare.__main__ import main as prepare_command
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import Question, make_question, write_parquet
+from prompt_aug.questions import (
+    Question,
+    held_out_of,
+    make_question,
+    manifest_of,
+    write_parquet,
+)
 from recipe.errors import ConfigError
 from recipe.preflight import data
 from recipe.preflight import questions as prepared
@@ -223,6 +230,53 @@ def test_a_missing_data_file_is_refused(config: Any, tmp_path: Path) -> None:
     (errors,) = data.files(Setup(config))
     assert errors.startswith(f"data.val_files={tmp_path}/none.parquet")
     assert "--validation N" in errors
+
+
+def test_a_training_file_beside_questions_held_out_of_another_is_refused(
+    config: Any, tmp_path: Path
+) -> None:
+    def prepared(name: str, *options: str, first: int = 0) -> Path:
+        out, source = tmp_path / name, tmp_path / f"{name}.jsonl"
+        rows = [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(first, first + 9)]
+        write_lines(source, rows)
+        assert prepare_command([str(source), str(out), "--no-benchmarks", *options]) == 0
+        config.data.train_files, config.data.val_files = str(out), [str(held_out_of(out))]
+        return out
+
+    def errors() -> list[str]:
+        return [text.partition("=")[0] for text in data.one_preparation(Setup(config))]
+
+    held = ("--validation", "3")
+    out, other = prepared("a.parquet", *held), prepared("b.parquet", *held, first=50)
+    assert errors() == []
+    shutil.copy(held_out_of(out), held_out_of(other))
+    assert errors() == ["data.val_files"]
+    prepared("b.parquet", *held, first=50)
+    shutil.copy(held_out_of(other), tmp_path / "mine.parquet")  # a person's own
+    shutil.copy(held_out_of(out), tmp_path / "own.validation.parquet")
+    config.data.val_files = [str(tmp_path / "mine.parquet")]
+    assert errors() == []
+    prepared("a.parquet", first=20)  # again, without --validation
+    assert errors() == ["data.val_files"]
+    manifest_of(out).unlink()  # interrupted
+    assert errors() == ["data.val_files"]
+    manifest_of(held_out_of(out)).unlink()
+    assert errors() == []
+
+
+@pytest.mark.parametrize("key", ["train_files", "val_files"])
+def test_golds_that_are_records_need_a_verifier(config: Any, tmp_path: Path, key: str) -> None:
+    gold = {"reward_model": {"ground_truth": {"cases": [1, 2]}}}
+    rows = [{"data_source": "code", "prompt": f"Write {i}.", **gold} for i in range(40)]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "code.parquet")
+    files = {"train_files": questions(tmp_path / "a.parquet", 40), "val_files": held_out(tmp_path)}
+    files[key] = str(tmp_path / "code.parquet")
+    with pytest.raises(ConfigError, match=rf"data\.{key}: 40 .*verifiers\.code"):
+        prepare(config, *files.values())
+    with open_dict(config):
+        config.recipe.reward.verifiers = {"code": "no_such_module.check"}
+    with pytest.raises(ConfigError, match="no_such_module"):  # the verifier is asked
+        prepare(config, *files.values())
 
 
 LISTED = '{"weight_map": {"a": "a.bin", "b": "b.bin"}}'
