@@ -4,24 +4,37 @@ It prepares the questions once, holds some of them out, and stands for a longer 
 prints. The settings are those of examples/own and config/scale/one_node.yaml.
 """
 
+import hashlib
+import json
 import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import digests, read_json, write_json
+from prompt_aug.prepare.__main__ import build_parser, choose
 from prompt_aug.prepare.__main__ import main as prepare
+from prompt_aug.prepare.sources import KINDS
+from prompt_aug.questions import held_out_of, manifest_of
 from recipe.config.compose import example_names, group_names
 
 EXAMPLE = "own"
 HELD_OUT = 200  # questions, evaluated before, during and after the training
+TRAIN = "train.parquet"
+SOURCE = "source.json"  # beside prepared questions: what they were made from
+NO_CHECK = "--no-benchmarks"
 
 
-def expand(name: str, model: str | None, data: str | None, overrides: list[str]) -> list[str]:
+def expand(
+    name: str, model: str | None, data: str | None, overrides: list[str], asked: Sequence[str] = ()
+) -> list[str]:
     """Return the arguments of the long form: the example, then its overrides.
 
-    `name` is a method, or an example whose model or data is replaced. Raises UsageError for another
-    name, and for data that cannot be prepared.
+    `name` is a method, or an example whose model or data is replaced. `asked` are options of
+    `prompt_aug.prepare`. Raises UsageError for another name, and for data that cannot be prepared.
     """
     example, more = name, []
     if name in group_names("method"):
@@ -36,8 +49,11 @@ def expand(name: str, model: str | None, data: str | None, overrides: list[str])
     if model is not None:
         more.append(f"recipe.model_path={quoted(model)}")
     if data is not None:
-        train, held_out = (quoted(str(path)) for path in prepared(data))
-        more += [f"data.train_files=[{train}]", f"data.val_files=[{held_out}]"]
+        train = prepared(data, asked)
+        more.append(f"data.train_files=[{quoted(str(train))}]")
+        more.append(f"data.val_files=[{quoted(str(held_out_of(train)))}]")
+    elif asked:
+        raise UsageError(f"{asked[0]}: no effect without --data. Name the questions.")
     long = [example, *more, *overrides]
     print(f"recipe.train: stands for: python -m recipe.train {shlex.join(long)}", file=sys.stderr)
     return long
@@ -50,17 +66,55 @@ def quoted(path: str) -> str:
     return "'" + path.replace("'", r"\'") + "'"
 
 
-def prepared(data: str) -> tuple[Path, Path]:
-    """Return the files of training and of held-out questions, made from `data` where missing.
+def prepared(data: str, options: Sequence[str]) -> Path:
+    """Return the training questions made from `data`, prepared where missing, with those held out.
 
-    `data` is a file, a folder, a hub id or a preset of `prompt_aug.prepare`.
+    `data` is a source of `prompt_aug.prepare`, and `options` are its options. Each source has a
+    folder of its own, data/STEM-8HEX, by the content of local files, or by id, configuration and
+    split on the hub. Local files are hashed only if a size or time differs from the last call.
     """
-    name = re.sub(r"\W+", "_", Path(data).stem if Path(data).exists() else data).strip("_").lower()
-    train = Path("data") / name / "train.parquet"
-    held_out = train.with_suffix(".validation.parquet")
-    if not (train.exists() and held_out.exists()):
-        command = [data, str(train), "--validation", str(HELD_OUT), "--no-benchmarks"]
+    path = Path(data)
+    asked = [f"--validation={HELD_OUT}", *options]  # the last one counts
+    name, preset = choose(build_parser().parse_args([data, TRAIN, NO_CHECK, *asked]))
+    within = (file for file in path.rglob("*") if file.suffix in (*KINDS, ".arrow"))
+    files = sorted(file for file in (path, *within) if file.is_file())
+    times = {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
+    source = str(path.resolve()) if files else [preset.hub, preset.config, preset.split]
+    record = {"source": source, "options": asked, "files": times}
+    stem, earlier = (re.sub(r"\W+", "_", text).strip("_").lower() for text in (name, data))
+    by_hand = Path("data", stem if files else earlier, TRAIN)
+    if not options and held_out_of(by_hand).exists() and _is_of(by_hand, record):
+        return by_hand
+    for known in Path("data").glob(f"{stem}-*/{SOURCE}"):
+        if read_json(known) == record and _whole(out := known.with_name(TRAIN)):
+            return out
+    content = digests(files, path if path.is_dir() else path.parent)
+    identity = json.dumps([content or source, asked]).encode()
+    out = Path("data", f"{stem}-{hashlib.sha256(identity).hexdigest()[:8]}", TRAIN)
+    if not _whole(out):
+        command = [data, str(out), NO_CHECK, *asked]
         print(f"recipe.train: python -m prompt_aug.prepare {shlex.join(command)}", file=sys.stderr)
         if prepare(command):
             raise UsageError(f"--data {data}: not prepared, for the reason above.")
-    return train, held_out
+    write_json(out.with_name(SOURCE), record)
+    return out
+
+
+def _whole(out: Path) -> bool:
+    """Return True if the preparation of OUT and of its held-out questions has ended."""
+    return all(file.exists() for file in (out, held_out_of(out), manifest_of(out)))
+
+
+def _is_of(out: Path, record: Mapping[str, Any]) -> bool:
+    """Return whether OUT, prepared by hand, is used for a source: not if it has another; say so."""
+    manifest = manifest_of(out)
+    sources = [record["source"]]
+    if manifest.exists():
+        made = read_json(manifest)
+        hub = [made.get(key) for key in ("source", "config", "split")]
+        sources = [hub, str(Path(hub[0] or "").resolve())]
+    newest = max((time for _, time in record["files"].values()), default=0)
+    used = record["source"] in sources and newest <= out.stat().st_mtime_ns
+    why = "prepared by hand, is used" if used else "of another or older source, is not used"
+    print(f"recipe.train: note: {out}, {why}", file=sys.stderr)
+    return used

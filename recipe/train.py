@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.progress import Progress
 
+PREPARE = ("text_column", "answer_column", "validation")  # options of prompt_aug.prepare
 STOPPED = 130  # the shell's exit code after Ctrl-C
 
 
@@ -94,6 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="hydra overrides")
     parser.add_argument("--model", help="a folder or hub id; with a method in place of an example")
     parser.add_argument("--data", help="a file, hub id or preset; 200 questions are held out")
+    parser.add_argument("--text-column", metavar="COLUMN", help="of --data: the question")
+    parser.add_argument("--answer-column", metavar="COLUMN", help="of --data: the answer")
+    parser.add_argument("--validation", metavar="N", type=int, help="questions held out of --data")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--list", action="store_true", help="the examples and methods, a line each")
     only.add_argument(
@@ -121,11 +125,13 @@ def do(given: argparse.Namespace) -> int:
     """Print the list or configuration asked for, or start the run; return the exit code."""
     from recipe.config import settings, show
 
-    if given.model or given.data:
+    names = [name for name in PREPARE if getattr(given, name) is not None]
+    options = [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
+    if given.model or given.data or options:
         from recipe.shortcut import expand
 
         given.example, *given.overrides = expand(
-            given.example, given.model, given.data, given.overrides
+            given.example, given.model, given.data, given.overrides, options
         )
     if given.list:
         print(show.examples_and_methods())

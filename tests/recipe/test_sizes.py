@@ -1,9 +1,12 @@
 """Sizes and hours that follow from model and machine: goldens by hand."""
 
 import json
+import os
 import re
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 from composed import SHORT
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,6 +15,10 @@ from tiny_model import RANK, tuned
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from prompt_aug.base.errors import UsageError
+from prompt_aug.base.files import write_lines
+from prompt_aug.prepare import __main__ as prepare
+from prompt_aug.prepare import sources
+from prompt_aug.questions import held_out_of, manifest_of, read_parquet
 from recipe import plan as command
 from recipe import shortcut
 from recipe.config import sizes
@@ -136,14 +143,103 @@ def test_the_short_form_stands_for_the_long_one(
     assert long[:3] == ["own", "method=dapo", "recipe.model_path=some/model"]
     assert long[-1] == "recipe.seed=3"
     assert all(Path(text.split("[")[1][:-1]).is_file() for text in long[3:5])
-    made = (tmp_path / "data/sums/train.parquet").stat().st_mtime_ns
-    assert shortcut.expand("dapo", "some/model", "sums.jsonl", ["recipe.seed=3"]) == long
-    assert (tmp_path / "data/sums/train.parquet").stat().st_mtime_ns == made
     with pytest.raises(UsageError, match="--data"):
         shortcut.expand("grpo", "some/model", None, [])
+    with pytest.raises(UsageError, match="--text-column=Frage"):
+        shortcut.expand("toy", None, None, [], ["--text-column=Frage"])
     for path in ("a/Mod\u00e8le (v2)", "it's=#1"):
         _, override = shortcut.expand("toy", path, None, [])
         assert OverridesParser.create().parse_override(override).value() == path
+
+
+def sums(path: Path, first: int, *, text: str = "question") -> Path:
+    rows = [{text: f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(first, first + 40)]
+    path.parent.mkdir(exist_ok=True)
+    write_lines(path, rows)
+    return path
+
+
+def texts(*arguments: Any) -> set[str]:
+    """The questions, trained and held out, that the short form uses."""
+    train = shortcut.prepared(*arguments)
+    return {q.text for file in (train, held_out_of(train)) for q in read_parquet(file)}
+
+
+TEN = ["--validation=10"]
+
+
+def test_prepared_questions_belong_to_their_source_and_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [sums(tmp_path / "a" / "train.jsonl", 0), sums(tmp_path / "b" / "train.jsonl", 100)]
+    places = [shortcut.prepared(str(file), TEN) for file in files]
+    assert "What is 0 + 0?" in texts("a/train.jsonl", TEN) - texts("b/train.jsonl", TEN)
+    places.append(shortcut.prepared("a/train.jsonl", ["--validation=20"]))
+    written = {f: f.stat().st_mtime_ns for f in tmp_path.rglob("train*.parquet")}
+    # The same content is found by size and time, and after a change of the time by its digest.
+    with monkeypatch.context() as patch:
+        patch.setattr(shortcut, "digests", lambda *_: pytest.fail("size and time are the same"))
+        assert shortcut.prepared("a/train.jsonl", TEN) == places[0]
+    os.utime(files[0], ns=(1, 1))
+    assert shortcut.prepared("a/train.jsonl", TEN) == places[0]
+    sums(files[0], 200)
+    places.append(shortcut.prepared("a/train.jsonl", TEN))
+    assert "What is 200 + 200?" in texts("a/train.jsonl", TEN)
+    sums(tmp_path / "c" / "train.jsonl", 300, text="Frage")
+    assert prepare.main(["c/train.jsonl", "x.parquet", "--no-benchmarks"]) == 1
+    assert "What is 300 + 300?" in texts("c/train.jsonl", ["--text-column=Frage", *TEN])
+    assert texts("a", TEN) == texts("a/train.jsonl", TEN)  # a folder
+    assert len(set(places)) == 4
+    assert all(path.parent.name.startswith("train-") for path in places)
+    assert {f: f.stat().st_mtime_ns for f in written} == written  # nothing is overwritten
+
+
+def test_a_hub_data_set_is_not_looked_up_once_it_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {n} + {n}?", "answer": f"#### {n}"} for n in range(40)]
+    made = datasets.Dataset.from_list(rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "load_dataset", lambda *_, **__: made)
+        patch.setattr(sources, "hub_answers", lambda _: True)
+        first = shortcut.prepared("openai/gsm8k", TEN)
+        other = shortcut.prepared("openai/gsm8k:socratic", TEN)
+    monkeypatch.setattr(sources, "hub_answers", lambda _: pytest.fail("the hub is asked"))
+    assert shortcut.prepared("openai/gsm8k:main", TEN).exists()
+    assert shortcut.prepared("openai/gsm8k", TEN) == first != other
+
+
+@pytest.mark.parametrize(
+    ("source", "later", "used"), [("a", 0, True), ("b", 0, False), ("a", 9, False)]
+)
+def test_questions_prepared_by_hand_are_used_for_their_source(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    source: str,
+    later: int,
+    used: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shortcut, "HELD_OUT", 10)
+    for name, first in (("a", 0), ("b", 100)):
+        sums(tmp_path / name / "sums.jsonl", first)
+    by_hand = Path("data/sums/train.parquet")
+    command = ["a/sums.jsonl", str(by_hand), "--no-benchmarks", "--validation", "5"]
+    assert prepare.main(command) == 0
+    file = tmp_path / source / "sums.jsonl"
+    os.utime(file, (file.stat().st_mtime + later,) * 2)
+    before = by_hand.read_bytes()
+    assert (shortcut.prepared(str(file), []) == by_hand) == used
+    assert str(by_hand) in capsys.readouterr().err
+    assert by_hand.read_bytes() == before
+    manifest_of(by_hand).unlink()  # a person's own files
+    os.utime(file, (1, 1))
+    assert shortcut.prepared(f"{source}/sums.jsonl", []) == by_hand
+    assert shortcut.prepared(f"{source}/sums.jsonl", TEN) != by_hand
 
 
 @pytest.mark.parametrize(
