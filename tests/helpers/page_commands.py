@@ -12,6 +12,9 @@ from types import ModuleType, SimpleNamespace
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(
+    r"```(?:yaml|python|csv)\n((?:# @package _global_\n)?)# (mine/\S+)\n(.*?)```", re.DOTALL
+)
 SHOWN = re.compile(r"\bpython |\bsubmit\.sh ")
 QUOTED = re.compile(r"`([^`]+)`")
 OPTIONAL = re.compile(r"(?<![=\w])\[([^\]]*)\]")  # not a list of hydra
@@ -22,12 +25,16 @@ JOBS = {
     "export": "recipe.export",
     "rephrase": "prompt_aug.rephrase",
 }
-PLACEHOLDERS = {"N": "8", "URL": "http://localhost:8000/v1"}  # others are valid as they are
+PLACEHOLDERS = {  # others are valid as they are
+    **{"N": "8", "URL": "http://localhost:8000/v1", "EXAMPLE": "toy", "METHOD": "grpo"},
+    **{"COMMAND": "toy", "method=NAME": "method=grpo", "key=value": "recipe.seed=1"},
+    "KEY=VALUE": "recipe.seed=1",
+}
 # Required arguments that "..." stands for.
 DOTS = {
     "prompt_aug.prepare": ["out.parquet", "--no-benchmarks"],
     "prompt_aug.rephrase": ["questions.parquet", "out.parquet", "--model", "NAME"],
-    "recipe.train": ["toy"],
+    "recipe.train": [],
 }
 
 
@@ -83,6 +90,14 @@ def command_of(line: str) -> Command | None:
     for word in rest:
         filled += DOTS.get(name, []) if word == "..." else [PLACEHOLDERS.get(word, word)]
     return Command(name=name, arguments=tuple(filled))
+
+
+def write_files(text: str, folder: Path) -> None:
+    """Write the files of ``mine/`` that a page shows into `folder`."""
+    for package, name, content in FILE.findall(text):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(package + content, encoding="utf-8")
 
 
 def load_script(name: str) -> ModuleType:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from page_commands import write_files
 
 from eval.benchmarks import load, parse_request
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
@@ -76,18 +77,12 @@ def test_values_of_a_method_that_the_example_replaces_are_named() -> None:
 
 
 README = Path(__file__).resolve().parents[3] / "recipe" / "README.md"
-FILE = re.compile(
-    r"```(?:yaml|python|csv)\n((?:# @package _global_\n)?)# (mine/\S+)\n(.*?)```", re.S
-)
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder mine/ of the README, in the PYTHONPATH, and its parent the working folder."""
-    for package, name, text in FILE.findall(README.read_text()):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(package + text)
+    write_files(README.read_text(), tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "mine")
     return tmp_path / "mine"
