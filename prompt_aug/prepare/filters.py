@@ -48,7 +48,7 @@ _VERBS = {*"is are was were has have had equals there he she it they".split()}
 _WITH_UNIT = re.compile(r"\d[\d.,/]*\s*[A-Za-z]*")
 # What could be the answer of a sentence: formulas, amounts, and numbers in words.
 _CANDIDATE = re.compile(
-    r"\$(?=\S)([^$]+)(?<=\S)\$|\\\((.+?)\\\)|-?\\(?:[dt]?frac\{[^{}]*\}|sqrt)\{[^{}]*\}"
+    r"\$(?=\S)([^$]{1,200})(?<=\S)\$|\\\((.{1,200}?)\\\)|-?\\(?:[dt]?frac\{[^{}]*\}|sqrt)\{[^{}]*\}"
     r"|-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+|\^\{?-?\w+\}?)?(?:\s?\\?%)?"
     r"|(?i:\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|both|half"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|\w*illion|dozen|quarter)\b)"
