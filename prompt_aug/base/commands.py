@@ -6,7 +6,10 @@ failed, 2 wrong usage, 130 interrupted.
 
 import argparse
 import contextlib
+import errno
 import gc
+import io
+import shlex
 import sys
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -114,15 +117,53 @@ def run(
     `progress=False` is for a command that prints its own progress throughout.
     """
     collect_rarely()
+    outlive_readers()
     try:
         with Progress(name) if progress else contextlib.nullcontext():
             return command() or 0
-    except (UserError, OSError) as error:
+    except (UserError, OSError, ExceptionGroup) as raised:
+        error: Exception = raised
+        while isinstance(error, ExceptionGroup):  # of tasks
+            error = error.exceptions[0]
+        if not isinstance(error, UserError | OSError):
+            raise
         print(f"{name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted; {interrupted}", file=sys.stderr)
         return INTERRUPTED
+
+
+class _Output(io.FileIO):
+    """Output that is lost once its reader is gone, a pipe (``| head``) or a terminal."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(data)
+
+
+def text_output(number: int) -> io.TextIOWrapper:
+    """Return a text stream to an open descriptor, which stays open and may lose its reader."""
+    buffered = io.BufferedWriter(_Output(number, "wb", closefd=False))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return io.TextIOWrapper(buffered, encoding, "backslashreplace", line_buffering=True)
+
+
+def outlive_readers() -> None:
+    """Replace the standard streams by `text_output`: who reads them must not change the work."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream and stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, text_output(stream.fileno()))
+
+
+def python_command(*words: object) -> str:
+    """Return ``python -m WORDS``, quoted for a shell: every command that a user may paste."""
+    return f"python -m {shlex.join(map(str, words))}"
 
 
 def collect_rarely() -> None:

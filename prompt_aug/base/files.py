@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,10 @@ LOCK = ".lock"
 LOCK_SECONDS = 0.5  # longer than `is_held` keeps a lock
 # Error codes of flock on file systems without locks: some Lustre and NFS mounts.
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM)
+GONE = "was removed or moved while in use. Move it back, then run the same command again."
+_used: set[Path] = set()  # folders in which this process has written, and those above
 
 
 class FileError(UserError, ValueError):
@@ -33,8 +37,39 @@ class MissingFileError(FileError, FileNotFoundError):
     """A file that does not exist."""
 
 
+class WriteError(FileError, OSError):
+    """A file that cannot be written: full or read-only disk, or its folder is gone."""
+
+
 class InUseError(UserError):
     """A folder that another running process has locked."""
+
+
+def enter(folder: Path) -> None:
+    """Make `folder` to write in; WriteError if it is missing and this process wrote there before.
+
+    Else part of the files would be where somebody has removed or moved them.
+    """
+    places = [folder.absolute(), *folder.absolute().parents]
+    if missing := [place for place in places if place in _used and not place.is_dir()]:
+        raise WriteError(f"{missing[-1]} {GONE}")
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    _used.update(places)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Name `path` and the remedy if the disk refuses a write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        remedy = "Free some room" if error.errno in FULL else "Make it writable"
+        raise WriteError(
+            f"{path}: {os.strerror(error.errno)}. {remedy}, then run the same command again."
+        ) from error
 
 
 # ------------------------------------------------------------------------- whole files
@@ -44,14 +79,14 @@ class InUseError(UserError):
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` when the block ends without an exception.
 
-    Creates the folder, flushes to disk, then renames. If the block raises, the disk is full or the
+    Calls `enter`, flushes to disk, then renames. If the block raises, the disk is full or the
     process is killed, `path` is unchanged. A killed process leaves the hidden temporary file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    enter(path.parent)
     # Random: two threads, or two nodes, can have the same process id.
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with beside.open("wb") as file:
+        with _writing(path), beside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -108,14 +143,14 @@ def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def append_lines(path: Path, records: Iterable[dict[str, Any]], *, sync: bool = False) -> None:
-    """Append one JSON object per line; creates the file and its folder. For a single writer.
+    """Append one JSON object per line; creates the file and calls `enter`. For a single writer.
 
     Removes a torn last line of a killed writer first. With `sync` the lines are on disk on return,
     so that they also survive a crash of the machine.
     """
     lines = dump_lines(records)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    enter(path.parent)
+    with _writing(path), path.open("a+b") as file:
         _mend_tail(file)
         file.write(lines.encode())
         file.flush()
@@ -123,10 +158,15 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, sync: bool = 
             os.fsync(file.fileno())
 
 
-def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
+def iter_lines(
+    path: Path,
+    is_whole: Callable[[Any], bool] = lambda record: isinstance(record, dict),
+    damaged: Callable[[FileError], object] | None = None,
+) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file of JSON lines, except a torn last line; none if it is missing.
 
-    Raises FileError for any other broken line, which a killed writer cannot leave.
+    Raises FileError for any other broken line, which a killed writer cannot leave, or passes it to
+    `damaged` and goes on. `is_whole` returns True for a valid record.
     """
     if not path.exists():
         return
@@ -136,12 +176,15 @@ def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             place = f"{path}, line {number}"
             try:
-                record = _parse(line.decode("utf-8"), place)
-            except UnicodeDecodeError as error:
-                raise FileError(f"{place} is not UTF-8 text ({error})") from None
-            if not isinstance(record, dict):
-                raise FileError(f"{place} is not a JSON object")
-            yield record
+                record = _parse(line, place)
+                if not is_whole(record):
+                    raise FileError(f"{place} is no record of this file. Restore it from a copy.")
+            except FileError as error:
+                if damaged is None:
+                    raise
+                damaged(error)
+            else:
+                yield record
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -149,14 +192,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return list(iter_lines(path))
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: str | bytes, place: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text if isinstance(text, str) else text.decode())
+    except UnicodeDecodeError as error:
+        raise FileError(f"{place} is not UTF-8 text ({error}). Restore it from a copy.") from None
     except (ValueError, RecursionError) as error:
-        raise FileError(
-            f"{place} is not valid JSON ({error}). Restore the file, or delete it and run the "
-            "command that wrote it again."
-        ) from None
+        raise FileError(f"{place} is not valid JSON ({error}). Restore it from a copy.") from None
 
 
 def _whole(line: bytes) -> bool:
@@ -213,10 +255,15 @@ def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:
     the owner. If another process holds it, waits or, without `wait`, raises InUseError. Raises
     FileError on a file system without locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    below = [place for place in _used if place.is_relative_to(folder.absolute())]
+    _used.difference_update(below)  # the start of work there may make it anew
+    enter(folder)
     held, job = _lock_file(folder), os.environ.get("SLURM_JOB_ID", "")
+    owner = f"process {os.getpid()} on {socket.gethostname()}" + (f" (job {job})" if job else "")
     try:
-        held.acquire(timeout=-1 if wait else LOCK_SECONDS)
+        with _writing(folder / LOCK):
+            held.acquire(timeout=-1 if wait else LOCK_SECONDS)
+            (folder / LOCK).write_text(owner, encoding="utf-8")
     except Timeout:
         raise InUseError(
             f"{folder} is in use by {_owner(folder) or 'another process'}. Wait for it, stop it, "
@@ -230,8 +277,6 @@ def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:
             "could write there. Choose a folder on another mount, or mount it with locks "
             "(Lustre: -o flock)."
         ) from None
-    owner = f"process {os.getpid()} on {socket.gethostname()}" + (f" (job {job})" if job else "")
-    (folder / LOCK).write_text(owner, encoding="utf-8")
     stack = contextlib.ExitStack()
     stack.callback(held.release)
     return stack

@@ -1,6 +1,6 @@
 """Checks of folders and the hub. Standard library only, for the doctor on a broken installation."""
 
-import os
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -20,7 +20,11 @@ def unwritable(folder: Path) -> str | None:
     place = nearest(folder)
     if not place.is_dir():
         return f"{place} is a file"
-    return None if os.access(place, os.W_OK | os.X_OK) else "no permission, or a read-only disk"
+    try:  # permissions alone do not tell: root has all of them, on a read-only disk, too
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    return None
 
 
 def hub_answers(endpoint: str) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from prompt_aug.base.files import (
     InUseError,
     append_lines,
     is_held,
+    iter_lines,
     lock,
     read_json,
     read_lines,
@@ -40,6 +42,45 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_text() == "old"
     write_text(path, "new")
     assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("gone", ["run", "run/logs"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: write_text(folder / "x", "new"),
+        lambda folder: append_lines(folder / "x", [{"a": 2}]),
+        lambda folder: lock(folder / "below").close(),
+    ],
+)
+def test_a_folder_that_was_moved_away_is_not_made_anew(
+    tmp_path: Path, write: Callable[[Path], None], gone: str
+) -> None:
+    logs = tmp_path / "run" / "logs"
+    with lock(tmp_path / "run"):
+        append_lines(logs / "x", [{"a": 1}])
+        (tmp_path / gone).rename(tmp_path / "moved")
+        with pytest.raises(FileError, match=f"{tmp_path / gone} was removed or moved"):
+            write(logs)
+        assert not (tmp_path / gone).exists()
+    with lock(tmp_path / "run"):  # a new start
+        write(logs)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_a_write_is_one_line_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(code, os.strerror(code))  # as of a write: without the name of a file
+
+    path = tmp_path / "x"
+    write_text(path, "old\n")
+    monkeypatch.setattr(os, "fsync", failing)
+    for write in (write_text, lambda path, _: append_lines(path, [{}], sync=True)):
+        with pytest.raises(FileError, match=f"{path}: {os.strerror(code)}"):
+            write(path, "new")
+    assert path.read_text().startswith("old") and [*tmp_path.iterdir()] == [path]
 
 
 # ------------------------------------------------------------------------- JSON
@@ -80,6 +121,12 @@ def test_a_broken_line_in_the_middle_is_damage_a_torn_last_one_is_a_kill(tmp_pat
     path.write_bytes(b'{"a": "\xff"}\n')
     with pytest.raises(FileError, match="line 1 is not UTF-8"):
         read_lines(path)
+    path.write_bytes(b'{"a": 1}\n{"a\n7\n{"a": "\xff"}\n{"a": 2}\n')
+    damaged: list[FileError] = []
+    assert list(iter_lines(path, damaged=damaged.append)) == [{"a": 1}, {"a": 2}]
+    assert [str(error).partition(" is")[0] for error in damaged] == [
+        f"{path}, line {n}" for n in (2, 3, 4)
+    ]
 
 
 def test_lines_cut_anywhere_go_on_with_what_is_whole(tmp_path: Path) -> None:
