@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, outlive_readers, run
 from recipe.run import host
 
 DRIVER = 580  # of the CUDA 13.0 that torch was built with
@@ -225,6 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
         "else toy",
     )
     parsed = parser.parse_args(arguments)
+    outlive_readers()
     errors = []
     for finding in examine(os.environ):
         print(finding, flush=True)

@@ -2,7 +2,8 @@
 
 A line per run: last step and its age, state, accuracy of the last validation and step, disk space.
 running: its process works on it; done: all steps are there; stopped: the same command continues;
-failed: logs/ has the error; killed: it left no record of its end; ready: nothing was trained yet.
+failed: logs/ has the error; killed: it left no record of its end; ready: nothing was trained yet;
+damaged: the error is printed.
 """
 
 import os
@@ -55,7 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
     folder = parser.parse_args(arguments).folder
 
     def show() -> int:
-        rows = [row(path, str(path.relative_to(folder))) for path in find(folder)]
+        rows = []
+        for path in find(folder):
+            name = str(path.relative_to(folder))
+            try:
+                rows.append(row(path, name))
+            except Exception as error:  # whatever its files hold, it must not hide the other runs
+                print(f"recipe.runs: {path}: {type(error).__name__}: {error}", file=sys.stderr)
+                rows.append((name, "?", "-", "damaged", "-", "-", "-"))
         if not rows:
             raise UserError(f"no run in {folder}: a run folder holds config.yaml and data/")
         print(in_columns([HEADER, *rows], left=("run", "state")))

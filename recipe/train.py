@@ -2,8 +2,8 @@
 
 EXAMPLE is the name of a folder in examples/, or the path of a folder that holds a config.yaml;
 KEY=VALUE are hydra overrides, keys in full. All checks run before Ray starts. After a kill the same
-command resumes from the last checkpoint of the run folder. A SIGTERM saves the step under way
-and ends the run; with exit code 75 the same command resumes.
+command resumes from the last checkpoint of the run folder. A SIGTERM or SIGHUP (a closed terminal)
+saves the step under way and ends the run; with exit code 75 the same command resumes.
 
     python -m recipe.train grpo --model MODEL --data DATA        # yours, on this machine
     python -m recipe.train toy                                   # two CPU cores, some minutes
@@ -58,7 +58,10 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
             print(f"recipe.train: all steps of {folder.root} are done already")
             print(ending.next_commands(config))
             return 0
-        record_environment(folder.root)
+        if (changes := record_environment(folder.root)) and folder.begun:
+            print(
+                f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
+            )
         model_files.record(folder.root)
         code, message = carry_out(config)
         ending.record(folder, code, message)

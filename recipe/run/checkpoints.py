@@ -49,9 +49,10 @@ def tracked_step(checkpoints: Path) -> int | None:
 def saved_ranks(folder: Path) -> int | None:
     """Return how many ranks saved ``global_step_N/actor`` or ``critic``, None if unknown."""
     try:
-        return int(json.loads((folder / RANKS).read_text())["world_size"])
+        ranks = json.loads((folder / RANKS).read_text())["world_size"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return ranks if type(ranks) is int and ranks > 0 else None
 
 
 def shard_name(kind: str, ranks: int, rank: int) -> str:
@@ -68,7 +69,7 @@ def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str |
     """Return why the shards cannot be loaded, or None. `contents`: verl's ``save_contents``."""
     ranks = saved_ranks(folder / "actor")
     if ranks is None:
-        return "actor/fsdp_config.json is missing or cut"
+        return "actor/fsdp_config.json is missing or damaged"
     kinds = [kind for kind in contents if kind in SHARDS]
     names = [f"actor/{shard_name(kind, ranks, rank)}" for kind in kinds for rank in range(ranks)]
     return next((why for name in names if (why := _archive_damage(folder, name))), None)
@@ -106,12 +107,13 @@ def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
     if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
         return why
     try:
-        json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{STATE} is missing"
-    except ValueError:
-        return f"{STATE} is cut"
-    return None
+    except (ValueError, RecursionError):
+        state = None
+    whole = isinstance(state, dict) and isinstance(state.get("line", {}), dict)
+    return None if whole and "batches_fetched" in state else f"{STATE} is damaged"
 
 
 def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[str]:
@@ -146,8 +148,8 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
         state = f"names step {tracked}" if tracked is not None else "is there"
         raise ConfigError(
             f"{checkpoints / TRACKER} {state}, but no whole checkpoint is left "
-            f"({damages or f'no folder {CHECKPOINT}*'}). Put one back, choose another "
-            f"recipe.run_dir, or delete {checkpoints} to start from scratch"
+            f"({damages or f'no folder {CHECKPOINT}*'}). Put one back from a copy, or choose "
+            "another recipe.run_dir to start from scratch"
         )
     if chosen == tracked:
         return []

@@ -4,15 +4,15 @@ import contextlib
 import errno
 import os
 import re
-import shlex
 import shutil
 import traceback
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from prompt_aug.base.commands import python_command
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import FileError, is_held, read_json, write_json, write_text
+from prompt_aug.base.files import GONE, FileError, is_held, read_json, write_json, write_text
 from recipe.run import checkpoints, folder, progress
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
@@ -84,16 +84,17 @@ def next_commands(config: DictConfig) -> str:
         )
     where = Path(config.recipe.run_dir)
     here = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
-    run = shlex.quote(str(here))
-    own = shlex.quote(f"validation={folder.RunFolder(here).data('test')}")
-    benchmark = "" if config.eval.benchmarks else f" --benchmark {own}"
-    commands = (f"recipe.export {run}", f"eval.sweep {run}{benchmark}", f"eval.report {run}")
-    return "next:\n" + "\n".join(f"  python -m {command}" for command in commands)
+    own = f"validation={folder.RunFolder(here).data('test')}"
+    benchmark = [] if config.eval.benchmarks else ["--benchmark", own]
+    commands = (["recipe.export", here], ["eval.sweep", here, *benchmark], ["eval.report", here])
+    return "next:\n" + "\n".join(f"  {python_command(*words)}" for words in commands)
 
 
 def explain(error: BaseException, config: DictConfig) -> str:
     """Return the cause of a failed run, where to look and what to do; write logs/error.txt."""
     run = folder.RunFolder(Path(config.recipe.run_dir))
+    if not run.root.is_dir():
+        return f"{run.root} {GONE}"
     resume = how_to_go_on(config)
     if isinstance(error, UserError):
         return f"{own_words(error)}\n{resume}"

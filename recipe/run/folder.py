@@ -5,7 +5,9 @@ it. Files are written atomically (prompt_aug/base/files.py), except that metrics
 to. This module imports neither torch nor ray, so that commands that only read a run start fast.
 """
 
+import functools
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from prompt_aug.base.files import (
     FileError,
     MissingFileError,
     append_lines,
+    iter_lines,
     read_json,
     read_lines,
     read_text,
@@ -74,6 +77,11 @@ class RunFolder:
     tensorboard = _At("tensorboard")  # the metrics again, for TensorBoard
     wandb_run = _At(".wandb_run_id")  # the run's id in wandb
     stop_request = _At(".stop")  # asks the trainer to save and end (recipe.run.stop)
+
+    @property
+    def begun(self) -> bool:
+        """Steps are done or a checkpoint is saved, so only the same experiment may continue."""
+        return self.metrics.exists() or bool(numbered(self.checkpoints, CHECKPOINT))
 
     def data(self, split: str) -> Path:
         """The checked questions of a split, "train" or "test"."""
@@ -195,9 +203,26 @@ def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
     append_lines(RunFolder(run_dir).metrics, [metrics_line(step, metrics)])
 
 
+def metrics_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl as written; a damaged one is left out and named once."""
+    return list(iter_lines(RunFolder(run_dir).metrics, _is_metrics, lambda why: _note(str(why))))
+
+
+def _is_metrics(line: Any) -> bool:
+    """Return True for a line as `metrics_line` makes it."""
+    if not isinstance(line, dict) or type(step := line.get("step")) is not int or step < 0:
+        return False
+    return all(isinstance(value, int | float | str | None) for value in line.values())
+
+
+@functools.cache  # the file is read at every step
+def _note(text: str) -> None:
+    print(f"note: {text} Until then it is left out.", file=sys.stderr)
+
+
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return metrics.jsonl by step: of two lines the later, no truncated last one, NaN for null."""
-    by_step = {x["step"]: x for x in read_lines(RunFolder(run_dir).metrics) if "step" in x}
+    """Return `metrics_lines` by step: of two lines the later, NaN for null."""
+    by_step = {line["step"]: line for line in metrics_lines(run_dir)}
     lines = (by_step[step] for step in sorted(by_step))
     return [{k: math.nan if v is None else v for k, v in line.items()} for line in lines]
 
@@ -205,7 +230,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def truncate_metrics(run_dir: Path, last_step: int) -> None:
     """Keep the lines up to `last_step`; a run from scratch moves them to metrics.before.jsonl."""
     run = RunFolder(run_dir)
-    lines = read_lines(run.metrics)
+    lines = metrics_lines(run_dir)
     if lines and last_step == 0:
         write_lines(run.metrics_before, [*read_lines(run.metrics_before), *lines])
         run.metrics.unlink()
@@ -213,10 +238,11 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
         write_lines(run.metrics, (m for m in lines if m["step"] <= last_step))
 
 
-def record_environment(run_dir: Path) -> None:
-    """Write environment.json at the first start; append to its list ``resumed`` at later ones."""
+def record_environment(run_dir: Path) -> list[str]:
+    """Add a start to environment.json, in ``resumed`` after the first; return what has changed."""
     path, now = RunFolder(run_dir).environment, environment.describe()
-    if path.exists():
-        first = read_json(path)
-        now = {**first, "resumed": [*first.get("resumed", []), now]}
-    write_json(path, now)
+    first = read_json(path) if path.exists() else now
+    starts = [first, *first.get("resumed", []), now]
+    write_json(path, {**first, "resumed": starts[1:]} if path.exists() else now)
+    old, new = ({"commit": x.get("commit"), **x.get("packages", {})} for x in starts[-2:])
+    return [f"{k} {v} -> {new[k]}" for k, v in old.items() if v != new.get(k, v)]

@@ -92,8 +92,8 @@ def start_reaper(value: str) -> subprocess.Popen:
 
 def main() -> None:
     # SLURM signals every process of a job; this one must outlive the run.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     time.sleep(0.5)  # a run that ends by itself ends its children in this time
     end(sys.argv[1])

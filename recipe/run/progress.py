@@ -20,7 +20,8 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig
 
-from prompt_aug.base.files import append_lines, read_lines, write_text
+from prompt_aug.base.commands import text_output
+from prompt_aug.base.files import GONE, WriteError, append_lines, read_lines, write_text
 from prompt_aug.base.progress import EVERY, duration
 from recipe.run.folder import RunFolder, read_metrics
 
@@ -39,6 +40,8 @@ POLL = 0.25  # seconds
 
 def reached(run_dir: Path, stage: str, **more: Any) -> None:
     """Record that a stage of the start is done; the launching process and the trainer call it."""
+    if not run_dir.is_dir():  # the trainer's process writes here first
+        raise WriteError(f"{run_dir} {GONE}")
     append_lines(RunFolder(run_dir).start, [{"stage": stage, **more}])
 
 
@@ -160,8 +163,7 @@ def follow(config: DictConfig, out: TextIO) -> Iterator[Callable[[str], None]]:
     follower, stop = Follower(config, out), threading.Event()
 
     def show() -> None:
-        # The terminal may be gone (a closed pipe): the training continues without being shown.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the run folder may be gone, as the trainer will report
             last = False
             while not last:
                 last = stop.wait(POLL)
@@ -196,10 +198,7 @@ def diverted(log: Path) -> Iterator[TextIO]:
         saved = {1: os.dup(1), 2: os.dup(2)}
         for number, copy in saved.items():
             stack.callback(restore, number, copy)
-        encoding = sys.stdout.encoding or "utf-8"
-        terminal = stack.enter_context(
-            open(saved[1], "w", encoding=encoding, errors="replace", closefd=False)
-        )
+        terminal = stack.enter_context(text_output(saved[1]))
         flush()  # to the terminal
         for number in saved:
             os.dup2(file.fileno(), number)

@@ -4,6 +4,7 @@
     SIGTERM -> creates RUN/.stop                  reads RUN/.stop while it waits for rollouts and
     (before the first step, or a second one:      after every step; saves, raises StoppedError
      ends at once)
+    SIGHUP, of a closed terminal: the same        has it blocked, as all processes of the run
     exit code 75: the same command continues      <-
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
@@ -193,12 +194,13 @@ class Watchdog:
             if why := self.overdue(engine if dead else ", ".join(lost_actors())):
                 break
             time.sleep(min(self.seconds / 10, 10))
-        progress.reached(run_dir, progress.HUNG, why=why)
+        with suppress(OSError):  # whatever happens to the run folder
+            progress.reached(run_dir, progress.HUNG, why=why)
         end(1)
 
 
 class SignalHandler:
-    """Handles SIGTERM in the launching process; `leave` ends it with an exit code and a reason.
+    """Handles SIGTERM and SIGHUP in the launching process; `leave` ends it with code and reason.
 
     It raises nothing: Python drops what a handler raises in a callback of a fork or of a garbage
     collection.
@@ -216,22 +218,23 @@ class SignalHandler:
         self.listen()
 
     def listen(self) -> None:
-        """Handle SIGTERM; call it again after ray.init."""
+        """Handle the signals; call it again after ray.init."""
         signal.signal(signal.SIGTERM, self)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, self)
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, number: int, *_: Any) -> None:
         if self.handled is None:
-            self._end_or_ask()
+            self._end_or_ask(signal.Signals(number).name)
             self.handled = time.monotonic()  # echoes may have arrived meanwhile
         elif time.monotonic() - self.handled > SAME:
-            self.leave(KILLED, "a second SIGTERM")
+            self.leave(KILLED, f"a second signal, {signal.Signals(number).name}")
 
-    def _end_or_ask(self) -> None:
+    def _end_or_ask(self, name: str) -> None:
         if not progress.find(self.run_dir, progress.TRAINING):
-            self.leave(AGAIN, "ended early: SIGTERM before the first step: nothing to save")
+            self.leave(AGAIN, f"ended early: {name} before the first step: nothing to save")
         try:
             StopRequest.create(self.run_dir)
         except OSError as error:  # the disk is full: nothing could be saved either
-            self.leave(1, f"SIGTERM, but the trainer cannot be asked to save: {error}")
-        with suppress(OSError):  # the terminal may be gone
-            self.say("recipe.train: SIGTERM: the step under way, its checkpoint, then the end")
+            self.leave(1, f"{name}, but the trainer cannot be asked to save: {error}")
+        self.say(f"recipe.train: {name}: the step under way, its checkpoint, then the end")

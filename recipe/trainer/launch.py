@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -30,7 +31,10 @@ def set_environment(config: DictConfig) -> None:
     more["TENSORBOARD_DIR"] = str(folder.RunFolder(Path(run_dir)).tensorboard)
     more["WANDB_DIR"] = run_dir
     environment.set_defaults(cpu=cpu, **more)
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):  # SLURM's GRES sets both, which verl rejects
+    if cpu:  # whose number of devices Ray would compare with it
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    # SLURM's GRES sets both, which verl rejects; on a CPU Ray sets CUDA's for each actor.
+    if cpu or os.environ.get("CUDA_VISIBLE_DEVICES"):
         os.environ.pop("ROCR_VISIBLE_DEVICES", None)
     os.environ[environment.RUN_DIR] = run_dir
     os.environ[environment.RUN_ID] = secrets.token_hex(6)
@@ -92,6 +96,8 @@ def in_thread(task: Callable[[], object]) -> Future[object]:
     done: Future[object] = Future()
 
     def work() -> None:
+        # A closed terminal signals every process: those that this thread starts inherit the mask.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
         try:
             done.set_result(task())
         except BaseException as error:  # raised again by `done.result`

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from prompt_aug.base.files import read_json, write_json
+from prompt_aug.base.files import enter, read_json, write_json
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog
@@ -128,7 +128,7 @@ class SavingTrainer(PPOTrainer):
         began = time.monotonic()
         self.watchdog.begin()
         folder = checkpoints.step_folder(self.saves, self.global_steps)
-        folder.mkdir(parents=True, exist_ok=True)
+        enter(folder)
         checkpoints.begin(folder)
         # Before verl's files: its tracker, written last, marks the checkpoint as complete.
         write_json(folder / checkpoints.STATE, {**self.own_state(), "line": self.line})

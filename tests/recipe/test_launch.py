@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,14 +97,24 @@ def test_a_run_starts_its_own_ray_unless_an_address_is_set(
     assert config.ray_kwargs.ray_init.num_cpus is None
 
 
-@pytest.mark.parametrize(("cuda", "kept"), [("0", False), ("", True)])
-def test_rocm_devices_are_removed_if_cuda_devices_are_set(
-    config: Any, monkeypatch: pytest.MonkeyPatch, cuda: str, kept: bool
+@pytest.mark.parametrize(
+    ("device", "cuda", "kept"), [("cuda", "0", "C"), ("cuda", "", "CR"), ("cpu", "", "")]
+)
+def test_rays_and_verls_checks_of_devices_pass(
+    config: Any, monkeypatch: pytest.MonkeyPatch, device: str, cuda: str, kept: str
 ) -> None:
+    """verl rejects devices of both CUDA and ROCm, and Ray a CPU run without those of CUDA."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", cuda)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    config.trainer.device = device
     launch.set_environment(config)
-    assert ("ROCR_VISIBLE_DEVICES" in os.environ) is kept
+    names = [name for name in ("CUDA", "ROCR") if f"{name}_VISIBLE_DEVICES" in os.environ]
+    assert "".join(name[0] for name in names) == kept
+
+
+def test_processes_of_a_run_outlive_a_closed_terminal(config: Any) -> None:
+    done = launch.in_thread(lambda: subprocess.run(["sh", "-c", "kill -HUP $$; exit 7"]))
+    assert cast("Any", done.result(20)).returncode == 7
 
 
 def test_the_task_runs_outside_of_the_main_thread_and_its_error_is_raised(config: Any) -> None:
@@ -193,6 +204,27 @@ def test_the_states(tmp_path: Path) -> None:
         **{"failed": "failed", "killed": "killed", "older": "stopped"},
     }
     assert rows(tmp_path)["busy"]["state"] == "failed"  # the lock is given free
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda run: run.metrics.write_text('{"step": 2, "train/accuracy": "x"}\n'),
+        lambda run: (run.metrics.unlink(), run.metrics.mkdir()),
+        lambda run: run.config.write_bytes(b"\xff"),
+        lambda run: run.config.write_text("[" * 5000),
+        lambda run: (run.logs.mkdir(), run.end.write_text("[" * 10**5)),
+    ],
+)
+def test_a_damaged_run_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: Callable[[RunFolder], object]
+) -> None:
+    for name in "abc":
+        make(tmp_path / name, done=2)
+    harm(RunFolder(tmp_path / "b"))
+    assert runs.main([str(tmp_path)]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == ["a", "b", "c"]
 
 
 def test_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,13 @@ HARM = {
     "a data loader cut": lambda p: cut(p / "data.pt"),
     "no state": lambda p: (p / "recipe_state.json").unlink(),
     "a state cut": lambda p: (p / "recipe_state.json").write_text('{"memory": {'),
+    "a state of another kind": lambda p: (p / "recipe_state.json").write_text("[]"),
+    "an empty state": lambda p: (p / "recipe_state.json").write_text("{}"),
+    "a line of another kind": lambda p: (p / "recipe_state.json").write_text(
+        '{"batches_fetched": 1, "line": []}'
+    ),
+    "no ranks": lambda p: (p / "actor/fsdp_config.json").write_text('{"world_size": 0}'),
+    "ranks as text": lambda p: (p / "actor/fsdp_config.json").write_text('{"world_size": "2"}'),
     "no description": lambda p: (p / "actor/fsdp_config.json").unlink(),
     "a description cut": lambda p: (p / "actor/fsdp_config.json").write_text('{"FSDP_'),
     "gone": lambda p: p.rename(p.with_name("elsewhere")),

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from prompt_aug.base.files import read_json
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import WriteError, read_json
 from recipe import train
 from recipe.errors import ExhaustedError
 from recipe.run import ending, environment, host, progress
@@ -51,6 +52,23 @@ def test_a_metric_that_is_not_finite_stays_on_record_in_standard_json(tmp_path: 
     assert math.isnan(line["a"]) and math.isnan(line["b"])
 
 
+def test_a_damaged_line_of_metrics_costs_that_line_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = [
+        *("{", "[1]", "3", "\0\0\0", "{}", '{"step": "3"}', '{"step": true}', '{"step": 1.5}'),
+        *('{"step": -1}', '{"step": 3, "a": [1]}', '{"step": 3, "a": {}}'),
+    ]
+    lines = ['{"step": 1, "a": null, "b": "text"}', *damaged, '{"step": 2, "a": 0.5}']
+    RunFolder(tmp_path).metrics.write_text("\n".join(lines) + "\n")
+    for _ in range(2):  # read at every step, said once
+        assert [line["step"] for line in run_folder.read_metrics(tmp_path)] == [1, 2]
+    notes = capsys.readouterr().err.splitlines()
+    assert [int(note.split("line ")[1].split()[0]) for note in notes] == [*range(2, 13)]
+    run_folder.truncate_metrics(tmp_path, 1)
+    assert RunFolder(tmp_path).metrics.read_text() == lines[0] + "\n"
+
+
 def test_a_run_that_starts_from_scratch_keeps_the_lines_of_its_tries(tmp_path: Path) -> None:
     for steps in ((1, 2), (1,)):  # killed twice before the first checkpoint
         for step in steps:
@@ -64,11 +82,18 @@ def test_a_run_that_starts_from_scratch_keeps_the_lines_of_its_tries(tmp_path: P
 def test_the_environment_of_the_first_steps_stays_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for commit in ("a", "b", "c"):
-        monkeypatch.setattr(environment, "describe", lambda c=commit: {"commit": c})
-        run_folder.record_environment(tmp_path)
+    starts = [
+        {"commit": "a"},  # of an older version
+        {"commit": "b", "packages": {"verl": "1", "vllm": "1"}},
+        {"commit": "b", "packages": {"verl": "1", "vllm": "2"}},
+    ]
+    changes = []
+    for start_of in starts:
+        monkeypatch.setattr(environment, "describe", lambda x=start_of: x)
+        changes.append(run_folder.record_environment(tmp_path))
+    assert changes == [[], ["commit a -> b"], ["vllm 1 -> 2"]]
     record = read_json(tmp_path / "environment.json")
-    assert record == {"commit": "a", "resumed": [{"commit": "b"}, {"commit": "c"}]}
+    assert record == {"commit": "a", "resumed": starts[1:]}
 
 
 # ------------------------------------------------------------------------- environment
@@ -170,6 +195,22 @@ def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.Monke
     assert code == 75
     assert text.startswith("ended early: a signal asked; no step was done: the same command")
     assert ending.own_words(StoppedError("here")) == "here"
+
+
+def test_a_run_whose_folder_is_gone_ends_with_that_message(config: Any, folder: RunFolder) -> None:
+    progress.reached(folder.root, "a stage")
+    folder.root.rename(folder.root.with_name("moved"))
+    with pytest.raises(WriteError) as caught:
+        append_metrics(folder.root, 1, {})
+    with pytest.raises(WriteError):  # the first write of a process
+        progress.reached(folder.root.with_name("other"), "a stage")
+    remote = RayTaskError("run", "a traceback", caught.value).as_instanceof_cause()
+    assert isinstance(remote, UserError)
+    for error in (remote, FileNotFoundError("a file of another library")):
+        text = ending.explain(error, config)
+        assert text.startswith(f"{folder.root} was removed or moved")
+        ending.record(folder, 1, text)
+    assert not folder.root.exists()
 
 
 def wrapped(cause: Exception) -> Exception:
@@ -329,6 +370,15 @@ with contextlib.suppress(KeyError), progress.diverted(Path(sys.argv[1])) as term
     raise KeyError
 print("after")
 """
+
+
+def test_a_terminal_that_nobody_reads_is_no_error_of_the_run(tmp_path: Path) -> None:
+    program = PROGRAM.replace("terminal, flush=True)\n    raise KeyError", "terminal)")
+    command = [sys.executable, "-c", program.replace('print("after")', ""), str(tmp_path / "log")]
+    near, far = os.pipe()
+    os.close(near)
+    assert subprocess.run(command, stdout=far, check=False).returncode == 0
+    os.close(far)
 
 
 def test_output_goes_to_the_log_and_an_error_gives_the_terminal_back(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_the_guard_sees_a_dead_engine_or_actor(
 
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from recipe.run import progress, stop
 folder, what = Path(sys.argv[1]), sys.argv[2]
@@ -173,6 +173,8 @@ class Callback:
         print("ready", flush=True)
         time.sleep(30)
 
+if "nohup" in what:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 stop.SignalHandler(folder)
 if "step" in what:
     progress.reached(folder, progress.TRAINING, step=0)
@@ -201,21 +203,34 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("what", ["", "callback"])
-def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path, what: str) -> None:
+def test_before_the_first_step_a_signal_ends_at_once(
+    tmp_path: Path, what: str, number: signal.Signals
+) -> None:
     process = launched(tmp_path, what)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(20) == 75
     assert StopRequest.read(tmp_path) is None
 
 
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    process = launched(tmp_path, "nohup")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_steps_is_left_to_the_trainer_and_a_second_one_is_not(
-    tmp_path: Path,
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     StopRequest.create(tmp_path)  # of the run before
     process = launched(tmp_path, "step")
     assert StopRequest.read(tmp_path) is None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert within(20, RunFolder(tmp_path).stop_request.exists)
     os.kill(process.pid, signal.SIGTERM)  # SLURM signals every process, and so does the script
     time.sleep(0.7)
