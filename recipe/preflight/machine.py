@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlparse
 
+from huggingface_hub import constants
+
 from prompt_aug.base.places import unwritable
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
@@ -37,6 +39,14 @@ def room(s: Setup) -> Iterator[str]:
             f"recipe.run_dir={run_dir}: {free / 1e9:.1f} GB free there, and a checkpoint and the "
             f"logs take {needed / 1e9:.1f} GB. Free some room, or choose another disk."
         )
+
+
+def cache(_: Setup) -> Iterator[str]:
+    """The cache of `datasets`, which copies all questions there, can be written."""
+    own = os.environ.get("HF_DATASETS_CACHE")
+    name, folder = ("HF_DATASETS_CACHE", own) if own else ("HF_HOME", constants.HF_HOME)
+    if reason := unwritable(Path(folder)):
+        yield f"{name}={folder}: cannot write there ({reason}). Set it to another folder."
 
 
 def ray(s: Setup) -> Iterator[str]:
@@ -123,7 +133,7 @@ def lacks_wandb_key(s: Setup) -> bool:
 
 
 MACHINE: list[Check] = [
-    *(room, ray, gpus, cpu_memory, cpu_engine),
+    *(room, cache, ray, gpus, cpu_memory, cpu_engine),
     Rule(
         "trainer.logger",
         # verl imports them last

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import read_json
 from prompt_aug.extraction import extraction
 from prompt_aug.grading.pool import GraderError
@@ -123,7 +124,7 @@ def recorded(
     folder = RunFolder(Path(config.recipe.run_dir))
     # Own verifiers may read any column.
     digest = questions_digest(rows, bool(config.recipe.reward.verifiers))
-    if folder.metrics.exists() and folder.data_manifest.is_file():
+    if folder.begun and folder.data_manifest.is_file():
         key = "train_files" if split == "train" else "val_files"
         if read_json(folder.data_manifest).get(split, {}).get("digest", digest) != digest:
             raise ConfigError(
@@ -251,10 +252,12 @@ def fit_rephrasings(
         if i not in long:
             used[question.uid].append(text)
     if not (total := sum(map(len, used.values()))):
+        file = paths_of(config.data.train_files)[0]
+        make = python_command("prompt_aug.rephrase", file, "OUT.parquet", "--model", "NAME")
         raise ConfigError(
             f"recipe.rephrasings.count={count}: no question of data.train_files has a rephrasing "
-            f"of at most data.max_prompt_length={limit} tokens. Add rephrasings to the data, or "
-            "set recipe.rephrasings.count=0."
+            f"of at most data.max_prompt_length={limit} tokens. Make some: `{make}`, or choose a "
+            "method without them."
         )
     kept = [dataclasses.replace(q, rephrasings=tuple(used[q.uid])) for q in questions]
     missing = sum(len(q.rephrasings) < count for q in kept)

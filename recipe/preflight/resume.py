@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from prompt_aug.base.files import LOCK, FileError, read_json
+from prompt_aug.base.files import LOCK, FileError, digests, read_json
 from prompt_aug.prompts import Prompts
 from recipe.config.base import flat, is_in, known_keys
 from recipe.config.compose import is_open
@@ -19,7 +19,7 @@ from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.functions import own_functions
 from recipe.preflight.questions import last_step
 from recipe.preflight.rules import Check, Setup
-from recipe.run import checkpoints
+from recipe.run import checkpoints, host
 from recipe.run.folder import RunFolder, read_config
 
 STEPS = "trainer.total_training_steps"
@@ -81,9 +81,8 @@ def is_fixed(key: str, s: Setup) -> bool:
 def own_folder(s: Setup) -> Iterator[str]:
     """The run folder is new or empty, or holds a run: not the user's data."""
     folder, root = s.folder, s.folder.root
-    # A start makes the lock before any other file.
-    of_a_run = (root / LOCK, folder.metrics, folder.fork)
-    if not root.is_dir() or any(path.exists() for path in of_a_run):
+    # A start makes the lock before any other file; a copy may lack it.
+    if not root.is_dir() or folder.begun or (root / LOCK).exists() or folder.fork.exists():
         return
     files = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
     if files:
@@ -96,7 +95,7 @@ def own_folder(s: Setup) -> Iterator[str]:
 def same_run(s: Setup) -> Iterator[str]:
     """The run folder is new, or its config.yaml agrees in all keys that are fixed."""
     folder = s.folder
-    if not (folder.config.is_file() and folder.metrics.exists()):
+    if not folder.begun:
         return
     remedy = "choose another folder with recipe.run_dir=..."
     try:
@@ -114,7 +113,7 @@ def same_run(s: Setup) -> Iterator[str]:
     keys = [
         key
         for key in sorted({*old, *now})
-        if old.get(key) != now.get(key)
+        if not same(old.get(key), now.get(key), folder.root)
         and (key in known_keys() or is_open(key) or not is_in(key, ["recipe"]))  # or it was removed
         and is_fixed(key, s)
         and not (off_switch(before, key) and off_switch(config, key))
@@ -124,10 +123,31 @@ def same_run(s: Setup) -> Iterator[str]:
     for key in other_mesh(tracked, before, s):
         yield f"{key}={now[key]}: the checkpoint of as many ranks has another value. Set it back."
     if keys:
+        keys.sort(key=lambda key: not key.startswith("recipe."))
+        method, before = now.get("recipe.method"), old.get("recipe.method")
+        named = [f"recipe.method={method}, there {before}"] if method != before else []
         yield (
             f"recipe.run_dir={folder.root}: the folder holds a run with other settings "
-            f"({', '.join(keys[:5])}). Set them back, {remedy}, or move this one away."
+            f"({', '.join([*named, *keys[:5]])}). Set them back, {remedy}, or move this one away."
         )
+
+
+def same(old: Any, now: Any, run: Path) -> bool:
+    """Return True for equal values, and for paths of equal files, as after a copy or a move.
+
+    If the old path is gone, it must have been at the same place in its checkout or run folder.
+    """
+    if isinstance(old, list | ListConfig) and isinstance(now, list | ListConfig):
+        return len(old) == len(now) and all(same(*pair, run) for pair in zip(old, now, strict=True))
+    texts = [x for x in (old, now) if isinstance(x, str) and x.startswith("/")]
+    if old == now or len(texts) < 2 or not Path(now).exists():
+        return bool(old == now)
+    before, path = Path(old), Path(now).resolve()
+    if before.exists():
+        files = [[p for p in (x, *x.rglob("*")) if p.is_file()] for x in (before, path)]
+        return digests(files[0], before) == digests(files[1], path)
+    places = [path.relative_to(root) for root in (host.ROOT, run) if path.is_relative_to(root)]
+    return any(old.endswith(f"/{place}") for place in places)
 
 
 def other_mesh(checkpoint: Path, before: Any, s: Setup) -> Iterator[str]:
@@ -156,7 +176,7 @@ def steps_are_free(s: Setup) -> bool:
 def same_prompts(s: Setup) -> Iterator[str]:
     """The templates are those of the run's earlier steps."""
     folder = s.folder
-    if not (folder.metrics.exists() and folder.prompts.exists()):
+    if not (folder.begun and folder.prompts.exists()):
         return
     before, now = dict(Prompts.read(folder.prompts).bank), dict(s.prompts.bank)
     changed = [n for n in sorted({*before, *now}) if before.get(n) != now.get(n)]
@@ -171,7 +191,7 @@ def same_prompts(s: Setup) -> Iterator[str]:
 def same_functions(s: Setup) -> Iterator[str]:
     """The files of the user's verifiers, advantage, weight and loss are those of earlier steps."""
     folder = s.folder
-    if not (folder.metrics.exists() and folder.data_manifest.is_file()):
+    if not (folder.begun and folder.data_manifest.is_file()):
         return
     before, now = read_json(folder.data_manifest).get("own_functions", {}), own_functions(s)
     if changed := [path for path in now if before.get(path, now[path]) != now[path]]:
@@ -199,7 +219,9 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
 
 def unlike(before: Any, now: Any) -> list[str]:
     """Return the keys of `SAVED` that differ between two configurations."""
-    return [key for key in SAVED if OmegaConf.select(before, key) != OmegaConf.select(now, key)]
+    old, new = ([OmegaConf.select(config, key) for key in SAVED] for config in (before, now))
+    run = Path(now.recipe.run_dir)
+    return [k for k, *pair in zip(SAVED, old, new, strict=True) if not same(*pair, run)]
 
 
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]

@@ -27,9 +27,10 @@ from recipe.preflight import data
 from recipe.preflight import questions as prepared
 from recipe.preflight.dry_run import checkpoints, describe, hours
 from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import gpus, room
-from recipe.preflight.resume import same_functions, same_prompts, same_run
+from recipe.preflight.machine import cache, gpus, room
+from recipe.preflight.resume import same_functions, same_prompts, same_run, unlike
 from recipe.preflight.rules import Setup
+from recipe.run import host
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
@@ -353,8 +354,41 @@ def test_a_run_resumes_as_the_same_experiment(config: Any) -> None:
         (errors,) = same_run(setup)
         keys = [text.partition("=")[0] for text in changes.format(**SHORT).split()]
         assert [key for key in keys if key not in errors] == []
+    method = changed(config, OTHER[1], "recipe.method=cw_grpo")
+    assert "there" in "".join(same_run(method)).partition("recipe.method=cw_grpo")[2]
     run.metrics.unlink()
     assert list(same_run(others[0])) == []  # no step was done: nothing is mixed
+    run.checkpoint(1).mkdir(parents=True)  # the metrics are lost, the checkpoint is not
+    assert len(list(same_run(others[0]))) == 1 and list(same_run(Setup(config))) == []
+    run.config.unlink()
+    assert len(list(same_run(Setup(config)))) == 1  # nothing says which run it is
+
+
+@pytest.mark.parametrize("old_is_there", [True, False])
+def test_a_run_moved_with_its_files_resumes(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_is_there: bool
+) -> None:
+    """To another checkout and run folder. The same place with other content is another model."""
+    checkouts = [tmp_path / "one", tmp_path / "two"]
+    for checkout in checkouts:
+        for name in ("models/start/config.json", "models/other/config.json", "runs/a/data.parquet"):
+            write_text(checkout / name, name.replace("other", "start"))
+    values = [
+        f"actor_rollout_ref.model.path={{0}}/models/{name} recipe.run_dir={{0}}/runs/a "
+        "data.train_files=[{0}/runs/a/data.parquet]"
+        for name in ("start", "other")
+    ]
+    same, other = [[text.format(checkout) for text in values] for checkout in checkouts][1]
+    before = changed(config, values[0].format(checkouts[0])).config
+    begun(before, checkouts[1] / "runs" / "a")
+    if not old_is_there:
+        checkouts[0].rename(tmp_path / "gone")
+    monkeypatch.setattr(host, "ROOT", checkouts[1])
+    assert list(same_run(changed(config, same))) == []
+    assert unlike(before, changed(config, same).config) == []
+    assert len(list(same_run(changed(config, other)))) == (not old_is_there)
+    write_text(checkouts[1] / "models/start/config.json", "another")
+    assert len(list(same_run(changed(config, same)))) == old_is_there
 
 
 def test_a_run_older_than_the_gradient_through_weights_goes_on_without_it(config: Any) -> None:
@@ -453,6 +487,22 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
 
 
 # ------------------------------------------------------------------------- the machine
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "FILE/x"])
+def test_caches_that_cannot_be_made_are_named(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Also for root, who may write anywhere."""
+    (tmp_path / "file").touch()
+    bad, setup = folder.replace("FILE", str(tmp_path / "file")), Setup(config)
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", bad)
+    assert [text.startswith(f"HF_HOME={bad}: ") for text in cache(setup)] == [True]
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "new"))
+    assert list(cache(setup)) == []
+    monkeypatch.setenv("HF_DATASETS_CACHE", bad)
+    assert [text.startswith(f"HF_DATASETS_CACHE={bad}: ") for text in cache(setup)] == [True]
 
 
 def test_the_disk_holds_the_first_checkpoint(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
