@@ -16,13 +16,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from prompt_aug.base.commands import existing, make_parser, run
+from prompt_aug.base.commands import existing, make_parser, python_command, run
 from prompt_aug.base.files import lock, read_json, read_lines, write_json, write_lines, write_text
+from recipe.config.base import quoted
 from recipe.config.compose import compose_config
 from recipe.config.verl import off_switch
 from recipe.errors import ConfigError
 from recipe.run import checkpoints, environment
-from recipe.run.folder import RunFolder
+from recipe.run.folder import RunFolder, metrics_lines
 from recipe.trainer import launch
 
 # Overrides that may change the questions or the prompts.
@@ -87,8 +88,8 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
                 f"--step={step}: {checkpoint} cannot be used: {why}. Name one of the saved steps: "
                 f"{saved}."
             )
-        _, old = composed(arguments, [f"recipe.run_dir={source.root}"])
-        command, config = composed(arguments, [*overrides, f"recipe.run_dir={new}"])
+        _, old = composed(arguments, [f"recipe.run_dir={quoted(source.root)}"])
+        command, config = composed(arguments, [*overrides, f"recipe.run_dir={quoted(new)}"])
         if keys := [*unlike(old, config), *other_mesh(checkpoint, old, Setup(config))]:
             raise ConfigError(
                 f"{', '.join(keys)}: the checkpoint was saved with another value, and its state "
@@ -97,8 +98,8 @@ def fork(root: Path, step: int, new: Path, overrides: list[str]) -> list[str]:
         staged = RunFolder(new.parent / f".{new.name}.fork")
         shutil.rmtree(staged.root, ignore_errors=True)
         take_checkpoint(checkpoint, staged.checkpoints, config)
-        lines = (line for line in read_lines(source.metrics) if line["step"] <= step)
-        write_lines(staged.metrics, lines)
+        lines = metrics_lines(source.root)
+        write_lines(staged.metrics, (line for line in lines if line["step"] <= step))
         if not any(text.lstrip("+").startswith(DRAWN) for text in overrides):
             # `recipe.train` compares them with what the run's files hold by then.
             if source.data_manifest.is_file():
@@ -131,8 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_intermixed_args(arguments)
 
     def work() -> int:
-        command = fork(given.run, given.step, given.new, given.overrides)
-        print(f"next:\n  python -m recipe.train {shlex.join(command)}")
+        arguments = fork(given.run, given.step, given.new, given.overrides)
+        print(f"next:\n  {python_command('recipe.train', *arguments)}")
         return 0
 
     return run("recipe.fork", work, interrupted="the same command makes the fork")

@@ -19,6 +19,7 @@ from prompt_aug.prepare.__main__ import build_parser, choose
 from prompt_aug.prepare.__main__ import main as prepare
 from prompt_aug.prepare.sources import KINDS
 from prompt_aug.questions import held_out_of, manifest_of
+from recipe.config.base import quoted
 from recipe.config.compose import example_names, group_names
 
 EXAMPLE = "own"
@@ -57,13 +58,6 @@ def expand(
     long = [example, *more, *overrides]
     print(f"recipe.train: stands for: python -m recipe.train {shlex.join(long)}", file=sys.stderr)
     return long
-
-
-def quoted(path: str) -> str:
-    """Return a path as hydra reads it: in quotes if its syntax lacks a character."""
-    if re.fullmatch(r"[\w./:-]+", path, re.ASCII):
-        return path
-    return "'" + path.replace("'", r"\'") + "'"
 
 
 def prepared(data: str, options: Sequence[str]) -> Path:

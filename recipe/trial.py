@@ -16,6 +16,7 @@ from typing import Any
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import Progress
+from recipe.config.base import quoted
 from recipe.run.folder import RunFolder, read_metrics
 
 SMOLLM2 = Path("models/smollm2-warm")  # scripts/smollm2.sh makes it
@@ -48,7 +49,7 @@ def stages(run: Path, arguments: list[str]) -> dict[str, list[str]]:
     words = list(arguments)
     default = "smollm2" if SMOLLM2.is_dir() else "toy"
     example = words.pop(0) if words and "=" not in words[0] else default
-    settings = [f"recipe.run_dir={run}", f"recipe.advantage.name={__name__}.alternating"]
+    settings = [f"recipe.run_dir={quoted(run)}", f"recipe.advantage.name={__name__}.alternating"]
     settings += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
     settings += ["trainer.val_before_train=false", *(TOY if example == "toy" else []), *words]
     questions = ["--benchmark", f"held_out={RunFolder(run).data('test')}", "--max-questions", "8"]

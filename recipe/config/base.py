@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from recipe.config.settings import defaults
@@ -32,12 +36,32 @@ def verl_config() -> Path:
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
+def quoted(text: object) -> str:
+    """Return a text as the value of an override, in quotes unless it is surely a plain path."""
+    if re.fullmatch(r"[\w.:-]*/[\w./:-]*", str(text), re.ASCII):
+        return str(text)
+    return str(QuotedString(text=str(text), quote=Quote.single).with_quotes())
+
+
+def readable(text: str) -> str:
+    """Return KEY=VALUE, with quotes if hydra cannot read VALUE or reads several: ``my run (1)``."""
+    key, _, value = text.partition("=")
+    if value[:1] in ("", *"[{'\""):
+        return text
+    try:
+        is_one = not OverridesParser.create().parse_override(f"key={value}").is_sweep_override()
+    except HydraException:
+        is_one = False
+    return text if is_one else f"{key}={quoted(value)}"
+
+
 def search_path(*folders: Path) -> str:
     """Return the override that adds `folders` and verl's configuration to hydra's search path.
 
     As a file path: ``pkg://verl`` would import verl before its platform is chosen.
     """
-    return f"hydra.searchpath=[{','.join(f'file://{p}' for p in (*folders, verl_config()))}]"
+    places = (quoted(f"file://{place}") for place in (*folders, verl_config()))
+    return f"hydra.searchpath=[{','.join(places)}]"
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
-from recipe.config.base import CONFIG, base, flat, is_in, known_keys, reading, search_path
+from recipe.config.base import CONFIG, base, flat, is_in, known_keys, readable, reading, search_path
 from recipe.config.sizes import set_sizes
 from recipe.config.verl import (
     ASYNCHRONOUS,
@@ -88,16 +88,17 @@ def parsed(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
-        why = f": {one_line(error)}" if "=" in text else f". Write {text}=VALUE."
+        remedy = "Put each text in it in quotes, as in \"KEY=['my file']\"."
+        why = f": {one_line(error)}. {remedy}" if "=" in text else f". Write {text}=VALUE."
         raise ConfigError(f"'{text}' is not an override of the form key=value{why}") from error
 
 
 def with_plus(text: str) -> str:
     """Return an override with ``++`` before a key of the user's, which hydra would call unknown."""
-    key, equals, value = text.partition("=")
+    key, equals, value = readable(text).partition("=")
     name = key.lstrip("+")
     own = equals and (is_in(name, ARGUMENTS) or _is_field(name))
-    return f"++{name}={value}" if own else text
+    return f"++{name}={value}" if own else f"{key}{equals}{value}"
 
 
 def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
@@ -123,7 +124,6 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
 
 def compose_config(example: str, overrides: list[str], *, allow_unread: bool = False) -> DictConfig:
     """Return the resolved configuration of an example; overrides in hydra's syntax.
-
 
     `allow_unread`: also overrides of keys whose feature is switched off.
 

@@ -5,6 +5,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.config import compose
+from recipe.config.base import quoted
 from recipe.errors import ConfigError
 
 pytestmark = pytest.mark.config
@@ -33,6 +34,39 @@ def test_a_composition_of_the_tests_is_hydras(
     quick = [text() for _ in range(2)]
     monkeypatch.setattr(compose, "compose", hydra.compose)
     assert quick == [text()] * 2
+
+
+TEXTS = [
+    "my run (1)",
+    "ü, x = y",
+    "o'brien",
+    "a=b",
+    "a,b",
+    "f(x)",
+    "#1 & co; 50 %",
+    "/x/[1]",
+    "~/x",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_that_hydra_cannot_read_is_taken_as_it_is(text: str) -> None:
+    config = compose.compose_config("toy", [f"recipe.run_dir={text}"])
+    assert config.recipe.run_dir == text
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "null", "12", "true", "1e3", "[1]", "{a", " a ", "a\\"])
+def test_a_quoted_text_is_read_as_it_is(text: str) -> None:
+    config = compose.compose_config("toy", [f"data.train_files=[{quoted(text)}]"])
+    assert list(config.data.train_files) == [text]
+
+
+def test_a_list_that_hydra_cannot_read_is_refused_with_the_way_to_quote() -> None:
+    with pytest.raises(ConfigError, match=r"KEY=\['my file'\]"):
+        compose.compose_config("toy", ["data.train_files=[a ü.parquet]"])
+    value = ["a ü.parquet"]
+    config = compose.compose_config("toy", [f"data.train_files={value}"])
+    assert list(config.data.train_files) == value
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """A fork: its folder, its provenance, what it shares with the run, and what is refused."""
 
 import json
+import os
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,11 @@ from saved_checkpoint import save
 
 from prompt_aug.base.files import lock, read_json, read_lines, write_json
 from recipe import fork, train
+from recipe.config import compose
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
 from recipe.preflight import checks, resume
-from recipe.run import checkpoints
+from recipe.run import checkpoints, host
 from recipe.run.folder import RunFolder, read_metrics
 from recipe.trainer import launch
 
@@ -142,7 +147,8 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     assert checkpoints.tracked_step(new.checkpoints) == 1
     save(new.checkpoints, 5, 1e-4)
     (new.checkpoints / checkpoints.TRACKER).write_text("5")
-    write_json(new.checkpoint(5) / checkpoints.STATE, {"line": {"step": 5}})  # then a kill
+    state = {"batches_fetched": 5, "line": {"step": 5}}  # then a kill
+    write_json(new.checkpoint(5) / checkpoints.STATE, state)
     assert "step 5 in metrics.jsonl" in resume.repair_checkpoints(config)[0]
     assert resume.repair_checkpoints(config) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
@@ -150,3 +156,47 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     for path, message in ((run.checkpoint(3), "no such folder"), ("null", "RUN/checkpoints")):
         with pytest.raises(ConfigError, match=message):
             checks.check(compose_config("toy", [*third, f"trainer.resume_from_path={path}"]))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from omegaconf import OmegaConf
+from saved_checkpoint import save
+from prompt_aug.base.files import write_json
+from recipe import fork, train
+from recipe.config.base import ROOT, quoted
+from recipe.config.compose import compose_config
+from recipe.run import environment, host
+from recipe.run.folder import RunFolder
+
+name = sys.argv[1]
+assert host.ROOT.name == name
+run, new = RunFolder(Path("runs", name).resolve()), Path("runs", f"new {name}").resolve()
+words = ["toy", f"recipe.run_dir=runs/{name}"]
+assert train.main([*words, "--dry-run"]) == 0
+config = compose_config(words[0], words[1:])
+save(run.checkpoints, 1, config.actor_rollout_ref.actor.optim.lr)
+run.config.write_text(OmegaConf.to_yaml(config, resolve=True))
+write_json(run.environment, {"command": fork.python_command("recipe.train", *words)})
+assert fork.main([str(run.root), "--step", "1", str(new)]) == 0
+"""
+
+
+def test_a_checkout_and_a_run_may_have_any_characters(tmp_path: Path) -> None:
+    name = "rlvr (1) ü, x = o'y"
+    for part in ("recipe", "prompt_aug", "examples/toy"):
+        shutil.copytree(host.ROOT / part, tmp_path / name / part)
+    paths = [tmp_path / name, host.ROOT / "tests" / "helpers"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name],
+        cwd=tmp_path / name,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = shlex.split(done.stdout.splitlines()[-1])
+    (override,) = (word for word in printed if word.startswith("recipe.run_dir="))
+    assert compose.parsed(override).value() == str(tmp_path / name / "runs" / f"new {name}")
