@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import EvaluationError
+from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.base.progress import Progress
 from recipe.run import model_files
@@ -54,7 +55,7 @@ def find(run: Path, steps: Sequence[int] | None = None) -> list[Checkpoint]:
     if missing or not finished:
         raise EvaluationError(
             f"{exports} has no finished export (step_N with a {MANIFEST}) of the steps "
-            f"{missing or 'all'}: {list(finished)}. Run `python -m recipe.export {run}`."
+            f"{missing or 'all'}: {list(finished)}. Run `{python_command('recipe.export', run)}`."
         )
     chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
     return [from_manifest(folder, step) for step, folder in chosen.items()]

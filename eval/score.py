@@ -20,7 +20,7 @@ from eval import EvaluationError, metrics
 from eval.command import run_command
 from eval.engine import SAMPLE_KEY, SampleKey
 from eval.samples import Sample, SampleFiles
-from prompt_aug.base.commands import existing, make_parser
+from prompt_aug.base.commands import existing, make_parser, python_command
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.base.progress import Progress
@@ -316,7 +316,7 @@ def combine(
         if old := sorted(set(stored) - set(entries)):
             print(
                 f"note: {folder.root}: left out, because another version of the grader has graded "
-                f"it: {', '.join(old)}. Run `python -m eval.score {folder.root}`."
+                f"it: {', '.join(old)}. Run `{python_command('eval.score', folder.root)}`."
             )
         parts = [metrics.of_means(entry["question_means"]) for entry in entries.values()]
         record = {
@@ -366,7 +366,9 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
 
 def _regrade_all(options: argparse.Namespace) -> None:
     # Only the folder of a checkpoint has a settings file beside it, that of a benchmark has none.
-    paths = sorted(options.folder.rglob("scores.json"))
+    # Step 10 after step 9.
+    parts = {p: re.split(r"(\d+)", str(p)) for p in options.folder.rglob("scores.json")}
+    paths = sorted(parts, key=lambda p: [int(x) if x.isdecimal() else x for x in parts[p]])
     folders = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
     if not folders:
         raise EvaluationError(f"no scores.json under {options.folder}: run eval.sweep first")

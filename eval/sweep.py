@@ -275,8 +275,7 @@ def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
             if changed:
                 raise EvaluationError(
                     f"{item.folder.root} has samples of another model named {checkpoint.name} "
-                    f"({'; '.join(changed)}). Choose another --out for this one, or delete the "
-                    "folder."
+                    f"({'; '.join(changed)}). Choose another --out for this one."
                 )
 
 

@@ -15,6 +15,7 @@ from eval.checkpoints import has_changed
 from eval.metrics import Difference, paired
 from eval.score import Scored, Selection, require_one_grader
 from eval.settings import differences
+from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import MissingFileError, read_json, read_text
 from prompt_aug.typed import parse_yaml
 from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
@@ -101,7 +102,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     scored = choose_evaluation(run, settings, notes)
     require_one_grader({f"step_{step}": x.record["grader"] for step, x in scored.items()})
     if not scored:
-        notes.append(f"no checkpoint is evaluated yet: run `python -m eval.sweep {run}`")
+        notes.append(f"no checkpoint is evaluated yet: run `{python_command('eval.sweep', run)}`")
     if not scored and not lines:
         raise EvaluationError(
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
@@ -265,5 +266,6 @@ def scored_steps(run: Path, settings: str | None) -> dict[int, Scored]:
     for note in notes:
         print(f"note: {note}")
     if not scored:
-        raise EvaluationError(f"{run} has no scores: run `python -m eval.sweep {run}` first")
+        sweep = python_command("eval.sweep", run)
+        raise EvaluationError(f"{run} has no scores: run `{sweep}` first")
     return scored

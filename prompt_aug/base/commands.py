@@ -137,7 +137,7 @@ def run(
 class _Output(io.FileIO):
     """Output that is lost once its reader is gone, a pipe (``| head``) or a terminal."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:

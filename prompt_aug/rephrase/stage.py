@@ -165,7 +165,7 @@ class Stage:
         if others := sorted({r.get("root", root) for r in records} - {root}):
             raise EndpointError(
                 f"model={model}: {self.store.path} has responses of {others[0]}, and the endpoint "
-                f"serves {root}. Choose another OUT, or delete this folder."
+                f"serves {root}. Choose another OUT."
             )
         return {"root": root}
 

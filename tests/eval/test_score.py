@@ -65,6 +65,16 @@ def test_grading_again_uses_the_stored_responses(
     assert read_json(scored.scores)["benchmarks"]["toy"] == entry
 
 
+def test_checkpoints_are_listed_in_the_order_of_their_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 9):
+        write_checkpoint(tmp_path / "greedy", step, {"toy": [[1]]})
+    assert main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].rpartition("_")[2] for line in lines] == ["9", "10"]
+
+
 @pytest.mark.parametrize(
     ("setting", "accuracy"), [("strict", 0.25), ("default", 0.5), ("last_number", 0.75)]
 )
