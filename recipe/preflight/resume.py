@@ -219,9 +219,8 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
 
 def unlike(before: Any, now: Any) -> list[str]:
     """Return the keys of `SAVED` that differ between two configurations."""
-    old, new = ([OmegaConf.select(config, key) for key in SAVED] for config in (before, now))
-    run = Path(now.recipe.run_dir)
-    return [k for k, *pair in zip(SAVED, old, new, strict=True) if not same(*pair, run)]
+    run, select = Path(now.recipe.run_dir), OmegaConf.select
+    return [key for key in SAVED if not same(select(before, key), select(now, key), run)]
 
 
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
