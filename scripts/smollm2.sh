@@ -5,8 +5,11 @@
 #   bash scripts/smollm2.sh [--help] [METHOD] [hydra overrides]
 #   bash scripts/smollm2.sh cw_grpo trainer.total_training_steps=60
 #
-# METHOD  a method of examples/README.md                       (default: prompt_aug)
-# SVAMP   a clone of https://github.com/arkilpatel/SVAMP       (default: cloned to data/SVAMP)
+# METHOD     a method of examples/README.md, or `start`: only questions and warm start
+#                                                             (default: prompt_aug)
+# SVAMP      a clone of https://github.com/arkilpatel/SVAMP   (default: cloned to data/SVAMP)
+# PARAMAWPS  a clone of https://github.com/Starscream-11813/Variational-Mathematical-Reasoning,
+#            whose rewordings para*.parquet have              (default: none, and no such files)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -71,12 +74,13 @@ if [[ ! -e $svamp/SVAMP.json ]]; then
     stage "questions" git clone --depth 1 https://github.com/arkilpatel/SVAMP "$svamp"
 fi
 questions() { # FOLDER
-    "$python" scripts/smollm2.py data "$1" "$svamp"
+    "$python" scripts/smollm2.py data "$1" "$svamp" ${PARAMAWPS:+"$PARAMAWPS"}
     "$python" scripts/smollm2.py solved "$1" "$svamp"
 }
 made "$data" questions
 made models/smollm2 "$python" scripts/smollm2.py model
 made models/smollm2-warm warm_start
+[[ $method != start ]] || exit 0
 
 more=()
 [[ $method != ta_grpo ]] || more=(recipe.rephrasings.count=1)
