@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit  # quantile of Student's t
 
-from prompt_aug.base.estimates import FloatArray, Interval, Table, powers, wilson
+from prompt_aug.base.estimates import FloatArray, Interval, Table, Z, powers, wilson
 
-DRAWS = 1000
 FLIPS = 10_000
 
 
@@ -115,57 +115,63 @@ def over_questions(estimates: Sequence[Estimate]) -> Estimate:
     return over_benchmarks(estimates, [estimate.questions for estimate in estimates])
 
 
-def resample(correct_Qn: ArrayLike, seed: int = 0, draws: int = DRAWS) -> FloatArray:  # noqa: N803
-    """Return the accuracy of each draw of a two-level bootstrap.
+def accuracy_interval(correct_Qn: ArrayLike) -> Interval:  # noqa: N803
+    r"""Return Wilson's interval of the accuracy, for as many trials as have its standard error.
 
-    A draw takes Q questions with replacement, then n samples of each with replacement. Of a
-    question with c right samples, Binomial(n, c / n) of those n are right.
+    .. math:: trials = p (1 - p) / SE^2, \quad Q \le trials \le Q n
+
+    SE is widened by t / z, because it is estimated from Q questions. The limits hold for any
+    questions: samples of one are at best independent of each other (Qn trials), at worst all equal
+    (Q trials). If all verdicts are equal, SE says nothing: Q.
     """
-    right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
-    rng = np.random.default_rng(seed)
-    drawn = right[rng.integers(right.size, size=(draws, right.size))]
-    return rng.binomial(samples, drawn / samples).mean(axis=1) / samples
-
-
-def accuracy_interval(correct_Qn: ArrayLike, seed: int = 0) -> Interval:  # noqa: N803
-    """Return the interval of the accuracy: two-level bootstrap, at 0 and 1 Wilson over questions.
-
-    If all verdicts are equal, the bootstrap interval has zero width. Wilson counts questions, not
-    samples, because the samples of a question depend on each other.
-    """
-    right, samples = right_counts(correct_Qn), int(np.shape(correct_Qn)[1])
-    rate = float(right.mean() / samples)
-    if rate in (0.0, 1.0):
-        return wilson(rate, right.size)
-    low, high = np.quantile(resample(correct_Qn, seed), [0.025, 0.975])
-    return float(low), float(high)
+    samples, estimate = as_samples(correct_Qn), accuracy(correct_Qn)
+    rate, error, trials = estimate.accuracy, estimate.standard_error, float(len(samples))
+    if error is not None and 0 < rate < 1:
+        error = max(error * stdtrit(trials - 1, 0.975) / Z, 1e-9)
+        trials = float(np.clip(rate * (1 - rate) / error**2, trials, samples.size))
+    return wilson(rate, trials)
 
 
 def paired(means_a: Sequence[float], means_b: Sequence[float], seed: int = 0) -> Difference:
-    """Compare b with a over the same questions: standard error, bootstrap interval, p-value.
+    r"""Compare b with a over the same questions: standard error, interval, p-value.
 
     Both are shares of right samples, in the same order of questions. Pairing removes the spread in
     difficulty. p is the share of random sign flips of the differences whose mean is at least as
     far from 0: (1 + hits) / (1 + FLIPS).
+
+    The interval has every value that this test would not reject (p >= 0.05). Its limits are
+    quantiles of the means of random halves (Hartigan 1969): a flip of the signs of a subset hits
+    :math:`\delta` if the subset's mean is on the other side of it. Where few questions differ,
+    the test knows little of those that do not, so the interval is widened to that of Bonett and
+    Price (2012), which adds a better and a worse question. It never takes in a rejected 0.
     """
     if len(means_a) != len(means_b) or not means_a:
         raise ValueError("a paired comparison needs the same, non-empty list of questions twice")
     differences = np.subtract(means_b, means_a)
     mean, size, rng = float(differences.mean()), differences.size, np.random.default_rng(seed)
-    # Equal differences are exchangeable: a draw is how often each value occurs.
-    values, counts = np.unique(differences, return_counts=True)
-    drawn = rng.multinomial(size, counts / size, size=DRAWS) @ values / size
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    # The sum of m random signs is 2 Binomial(m, 1/2) - m.
-    sizes, members = np.unique(np.abs(differences), return_counts=True)
-    signs = 2 * rng.binomial(members, 0.5, size=(FLIPS, members.size)) - members
-    hits = int(np.sum(np.abs(signs @ sizes / size) >= abs(mean) - 1e-12))
+    # Equal differences are exchangeable: a subset is how often each value occurs in it.
+    values, members = np.unique(np.round(differences, 12), return_counts=True)
+    chosen = rng.binomial(members, 0.5, size=(FLIPS, members.size))
+    chosen = np.concatenate([chosen, members - chosen])  # a flip of the others is the same flip
+    sums, sizes = np.round(chosen @ values, 10), chosen.sum(axis=1)
+    hits = min(np.sum(sums <= 0), np.sum(sums >= 0), FLIPS)
+    place = int(np.ceil(0.05 * (1 + FLIPS))) - 2  # p >= 0.05 if this one, from 0, is beyond 0
+    low, high = (
+        sign * np.partition(np.where(sizes, sign * sums / np.maximum(sizes, 1), -1), place)[place]
+        for sign in (1, -1)
+    )
+    changed = differences[differences != 0]
+    typical = float(np.mean(changed**2)) if changed.size else 1.0
+    middle = differences.sum() / (size + 2)
+    error = np.sqrt((np.sum(differences**2) + 2 * typical) / (size + 2) - middle**2)
+    half = Z * error / np.sqrt(size + 2)
+    wide_low, wide_high = min(low, middle - half), max(high, middle + half)
     return Difference(
         mean=mean,
         standard_error=float(differences.std(ddof=1) / np.sqrt(size)) if size > 1 else None,
-        low=float(low),
-        high=float(high),
-        p_value=(1 + hits) / (1 + FLIPS),
+        low=float(max(-1, low if wide_low <= 0 < low else wide_low)),
+        high=float(min(1, high if high < 0 <= wide_high else wide_high)),
+        p_value=float((1 + hits) / (1 + FLIPS)),
         questions=size,
     )
 

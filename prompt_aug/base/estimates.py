@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 
 
-def wilson(rate: float, trials: int) -> Interval:
+def wilson(rate: float, trials: float) -> Interval:
     r"""Return Wilson's 95 % score interval of a share of `trials` independent trials.
 
     .. math:: \Big( p + \frac{z^2}{2n} \pm z \sqrt{\frac{p(1-p)}{n} + \frac{z^2}{4n^2}} \Big)

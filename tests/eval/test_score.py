@@ -11,9 +11,9 @@ from fake_engine import MODEL, changing, write_checkpoint
 
 from eval import EvaluationError, metrics
 from eval.engine import request_seed
-from eval.metrics import accuracy_interval, at_powers, majority, paired, resample
+from eval.metrics import accuracy_interval, at_powers, majority, paired
 from eval.score import combine, is_close, main, regrade
-from prompt_aug.base.estimates import all_table, no_signal_table, pass_table
+from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, wilson
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION
 from recipe.run.folder import EvaluationFolder
@@ -211,24 +211,28 @@ def test_interval_at_zero_and_one_is_wilson() -> None:
     assert accuracy_interval([[1] * 8] * 30) == pytest.approx((1 - high, 1.0))
 
 
-def test_resampling_counts_is_resampling_samples() -> None:
-    """Mean and spread of the draws are those of drawing questions, then samples, one by one."""
-    correct = np.array([[1, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
-    rng = np.random.default_rng(1)
-    slow = []
-    for _ in range(20_000):
-        drawn = correct[rng.integers(0, 5, 5)]
-        slow.append(np.take_along_axis(drawn, rng.integers(0, 4, (5, 4)), axis=1).mean())
-    fast = resample(correct, draws=20_000)
-    assert fast.mean() == pytest.approx(np.mean(slow), abs=0.004)
-    assert fast.std() == pytest.approx(np.std(slow), rel=0.03)
-    # Negative control: resampling the samples as if independent is narrower by a third.
-    flat = rng.choice(correct.ravel(), (20_000, 20)).mean(axis=1)
-    assert flat.std() < 0.8 * fast.std()
-    result = accuracy_interval(correct)
-    assert result == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.051)  # a sample is 0.05
-    assert result == accuracy_interval(correct)
-    assert not np.array_equal(resample(correct, seed=1), resample(correct, seed=2))
+def test_interval_by_hand() -> None:
+    # One sample of each question: Wilson's of 1 of 4 (scipy 1.17.1: 0.04559, 0.69936).
+    assert accuracy_interval([[1], [0], [0], [0]]) == pytest.approx((0.04559, 0.69936), abs=1e-5)
+    # All samples of a question alike: n = 1 again. All questions alike: 8 samples of one coin.
+    assert accuracy_interval([[1] * 5, [0] * 5, [0] * 5, [0] * 5]) == pytest.approx(
+        accuracy_interval([[1], [0], [0], [0]])
+    )
+    assert accuracy_interval([[1, 0]] * 4) == pytest.approx(wilson(0.5, 8))
+    # Shares 1, 1/2, 0: SE 0.2887, widened by t(2) / z = 4.3027 / 1.96 it is below one question.
+    assert accuracy_interval([[1, 1], [1, 0], [0, 0]]) == pytest.approx(wilson(0.5, 3))
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16, 32])
+@pytest.mark.parametrize(("questions", "a", "b"), [(238, 0.5, 3.0), (30, 1.0, 1.0)])
+def test_the_interval_covers_95_percent(samples: int, questions: int, a: float, b: float) -> None:
+    """Of the mean over new questions, whose rates are a beta distribution."""
+    rng, hits, runs = np.random.default_rng(samples), 0, 1000
+    for _ in range(runs):
+        rates = rng.beta(a, b, (questions, 1))
+        low, high = accuracy_interval(rng.random((questions, samples)) < rates)
+        hits += low <= a / (a + b) <= high
+    assert 0.93 <= hits / runs <= 0.97  # 0.95 +- 3 standard errors of 0.007
 
 
 def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
@@ -240,13 +244,52 @@ def test_the_paired_p_value_is_that_of_all_sign_flips() -> None:
     exact = np.mean(np.abs(flips) >= abs(mean) - 1e-12)
     assert result.mean == pytest.approx(mean)
     assert result.p_value == pytest.approx(exact, abs=0.01)
-    # scipy 1.17.1: permutation_test(..., "samples") 0.09375, bootstrap(method="percentile")
-    # [0.0714, 0.5] of 100,000 draws.
-    assert exact == 0.09375
-    assert (result.low, result.high) == pytest.approx((0.0714, 0.5), abs=0.03)
+    assert exact == 0.09375  # scipy 1.17.1: permutation_test(..., permutation_type="samples")
+    # The limits are rejected values of the mean: at each, 5 % of the sign flips are as far away.
+    for limit in (result.low, result.high):
+        shifted = np.subtract(differences, limit)
+        flips = [abs(np.dot(s, shifted)) for s in product((1, -1), repeat=7)]
+        assert np.mean(np.array(flips) >= abs(shifted.sum()) - 1e-9) == pytest.approx(
+            0.05, abs=0.03
+        )
     back = paired(after, before)
     assert back.mean == -result.mean and back.p_value == pytest.approx(result.p_value, abs=0.01)
     assert paired([0.0] * 60, [1.0] * 60).p_value == 1 / 10_001  # no flip is as far: never 0
+
+
+@pytest.mark.parametrize(
+    ("differences", "low", "high"),
+    [
+        ([1] * 4, -1, 1),  # p = 2 / 16: nothing is rejected
+        ([-1] * 5, -1, 1),
+        # 8 / 32 of [6 + 1, 1] of 8 pairs: mean 6/8, SE sqrt((8/8 - 36/64) / 8) = 0.2339.
+        ([1] * 6, 0.75 - 1.96 * 0.2339, 1),
+        ([0] * 30, -1.96 * (2 / 32 / 32) ** 0.5, 1.96 * (2 / 32 / 32) ** 0.5),
+        ([1] + [0] * 29, 1 / 32 - 1.96 * 0.0538, 1 / 32 + 1.96 * 0.0538),
+        ([1], -1, 1),
+        ([0.5, -0.5], -1, 1),
+    ],
+)
+def test_the_paired_interval_of_few_and_tied_questions(
+    differences: list[float], low: float, high: float
+) -> None:
+    result = paired([0.0] * len(differences), differences)
+    assert (result.low, result.high) == pytest.approx((low, high), abs=2e-4)
+    assert (result.low <= 0 <= result.high) == (result.p_value >= 0.05)
+
+
+def test_the_paired_interval_has_what_the_test_does_not_reject() -> None:
+    """And covers 95 % of the time, also where most questions are tied."""
+    rng, hits, runs = np.random.default_rng(3), 0, 400
+    for _ in range(runs):
+        size, tied = int(rng.integers(5, 120)), rng.random()
+        signs = rng.choice([-1, 0, 1], size, p=[0.4 * (1 - tied), tied, 0.6 * (1 - tied)])
+        step = rng.choice([0.25, 0.5, 1.0])
+        result = paired([0.0] * size, signs * step)
+        assert (result.low <= 0 <= result.high) == (result.p_value >= 0.05)
+        assert result.low <= result.mean <= result.high and result.low < result.high
+        hits += result.low <= 0.2 * (1 - tied) * step <= result.high
+    assert 0.93 <= hits / runs <= 0.985
 
 
 def test_a_majority_by_hand() -> None:
