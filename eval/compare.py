@@ -1,32 +1,36 @@
-"""Compare two evaluated models over the same questions: difference, interval and p-value.
+"""Compare two evaluated models, or arms of several runs: difference, interval and p-value.
 
 A and B are runs (their picked or last checkpoint) or folders DIR/SETTINGS/MODEL of evaluated
 models. All numbers are paired by question, over all questions and per benchmark and level. With
 --out the disagreements can be browsed in DIR/index.html.
+
+--arm NAME RUN RUN ... is one arm, each run with a seed of its own. The others are compared with the
+first one: intervals for new seeds and new questions, runs paired by seed. Without RUNs an arm is
+read from --lines. --protocol prints the contrasts and the verdict of a protocol by its lines.
 """
 
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eval import EvaluationError
+from eval import EvaluationError, arms
 from eval.command import add_settings, run_command
 from eval.metrics import Difference, Estimate, of_means, over_questions, paired
 from eval.report.answers import archive
-from eval.report.data import CheckpointRow, RunData, collect, question_means
+from eval.report.data import CheckpointRow, RunData, collect, question_means, scored_steps
 from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
 from eval.score import Scored, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import read_json, write_json, write_text
-from recipe.run.folder import EvaluationFolder
+from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from recipe.run.folder import CHECKPOINT, EvaluationFolder, RunFolder, numbered
 
 SAME = ("sha256:", "extraction:", "tolerance:", "verifiers:")  # the questions and their grading
 NOTE = (
@@ -38,9 +42,10 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Side(Scored):
-    """One of the two models, with its label."""
+    """One of the two models, with its label, and a note on the run's other checkpoints."""
 
     name: str
+    unscored: str | None = None
 
     @property
     def picked_by(self) -> str | None:
@@ -71,17 +76,25 @@ class ComparedGroup:
 
 def read_side(given: Path, settings: str | None) -> Side:
     """Return the result of a run, or the evaluated model of a folder."""
-    folder = EvaluationFolder(given)
+    folder, note = EvaluationFolder(given), None
     if folder.scores.exists() and folder.settings.exists():
         scored = Scored(folder, read_json(folder.scores))
     else:
         run = collect(given, settings)
         if not run.rows:
             raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
-        scored = run.result.scored
+        scored, note = run.result.scored, unscored(given, [row.step for row in run.rows])
     *above, settings_name, model = scored.folder.root.resolve().parts
     owner = above[-2] if above[-1] == "eval" else above[-1]
-    return Side(scored.folder, scored.record, f"{owner}/{settings_name}/{model}")
+    return Side(scored.folder, scored.record, f"{owner}/{settings_name}/{model}", note)
+
+
+def unscored(run: Path, scored: Collection[int]) -> str | None:
+    """Return a note on the checkpoints without scores: the sweep may not be finished."""
+    files = RunFolder(run)
+    saved = numbered(files.checkpoints, CHECKPOINT) | numbered(files.exports, "step_")
+    steps = [str(step) for step in sorted(saved) if step not in scored]
+    return f"{run}: not evaluated: steps {', '.join(steps)}. Run eval.sweep." if steps else None
 
 
 def answered(a: Side, b: Side) -> list[Answered]:
@@ -125,7 +138,7 @@ def notes_of(a: Side, b: Side) -> list[str]:
         notes += [f"{place}: {', '.join(sorted(listed))}"] if listed else []
     if kept := {a.picked_by, b.picked_by} & set(names):
         notes.append(f"a checkpoint was picked by {kept.pop()}: its score there is too high")
-    return notes
+    return notes + [note for note in (a.unscored, b.unscored) if note]
 
 
 def _questions(side: Side, name: str) -> dict[tuple[str, int], tuple[dict[str, Any], float]]:
@@ -203,6 +216,10 @@ def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Compared
 
 
 def _compare(options: argparse.Namespace) -> None:
+    if options.arm or options.protocol:
+        return _compare_arms(options)
+    if options.a is None or options.b is None:
+        raise UsageError("give two runs A B, --arm twice or more, or --protocol FILE")
     a, b = (read_side(given, options.settings) for given in (options.a, options.b))
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
@@ -214,16 +231,60 @@ def _compare(options: argparse.Namespace) -> None:
     if options.out:
         write_page(options.out, a, b, rows)
         print(f"disagreements: {options.out / 'index.html'}?differ=yes#answers")
+    return None
+
+
+def _compare_arms(options: argparse.Namespace) -> None:
+    if options.a or options.out or bool(options.arm) == bool(options.protocol):
+        raise UsageError("--arm and --protocol exclude each other, A B and --out")
+    if options.protocol:
+        read = [arms.read_protocol(path) for path in options.protocol]
+        primary = [arms.compare_arms(lines, p.primary) for p, lines in read if p.primary]
+        print(arms.described(primary, "Primary contrasts"))
+        for protocol, lines in read:
+            others = [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]
+            print(arms.described(others, f"{protocol.claim}, exploratory") if others else "")
+            for gate in protocol.gates:
+                print(arms.gate_text(lines, gate))
+        return
+    lines = [line for path in options.lines for line in read_lines(path)]
+    for name, *runs in options.arm:
+        for run in map(existing, runs):
+            scored = scored_steps(run, options.settings)
+            lines += arms.lines_of(name, run, scored)
+            print(f"note: {note}\n" if (note := unscored(run, scored)) else "", end="")
+    names = [name for name, *_ in options.arm]
+    lines = [line for line in lines if line["arm"] in names]
+    sets = options.set or sorted({line["set"] for line in lines})
+    steps = [{line["step"] for line in lines if line["arm"] == name} for name in names]
+    if len(names) < 2 or not (common := set.intersection(*steps)):
+        raise UsageError(f"--arm: two arms with a step in common are needed, not {names}")
+    step = max(common) if options.step is None else options.step
+    contrasts = [
+        arms.Contrast(arm=name, baseline=names[0], set=of, step=step, k=k)
+        for name in names[1:]
+        for of in sets
+        for k in options.k
+    ]
+    print(arms.described([arms.compare_arms(lines, c) for c in contrasts], "Arms"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    example = "python -m eval.compare runs/grpo runs/prompt_aug --out compared"
+    example = """python -m eval.compare runs/grpo runs/prompt_aug --out compared
+  python -m eval.compare --arm grpo runs/g0 runs/g1 --arm cw_grpo runs/c0 runs/c1 --k 1 8"""
     parser = make_parser("python -m eval.compare", __doc__, example=example)
     add = parser.add_argument
-    add("a", type=existing, metavar="A", help="a run, or a folder of an evaluated model")
-    add("b", type=existing, metavar="B", help="the other one; the difference is B - A")
+    add("a", type=existing, nargs="?", metavar="A", help="a run or evaluated model")
+    add("b", type=existing, nargs="?", metavar="B", help="the other; the difference is B - A")
     add_settings(parser)
     add("--out", type=nonempty_path, help="folder of a page with the tables and all answers")
+    add("--arm", nargs="+", action="append", default=[], metavar=("NAME", "RUN"),
+        help="an arm and its runs; the first arm is the baseline")  # fmt: skip
+    add("--lines", nargs="+", type=Path, default=[], help="JSONL files of scripts/study.py")
+    add("--protocol", nargs="+", type=Path, default=[], help="yaml files beside their lines")
+    add("--set", nargs="+", help="of --arm: question sets (default: all)")
+    add("--step", type=int, help="of --arm: the step (default: the last one of all arms)")
+    add("--k", nargs="+", type=int, default=[1], help="of --arm: k of pass@k")
     return run_command(parser, arguments, _compare, "nothing is changed")
 
 

@@ -7,13 +7,22 @@ values raise `ValueError`.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit  # quantile of Student's t
+from scipy.special import stdtr, stdtrit  # Student's t: distribution and quantile
 
-from prompt_aug.base.estimates import FloatArray, Interval, Table, Z, powers, wilson
+from prompt_aug.base.estimates import (
+    FloatArray,
+    Interval,
+    Table,
+    Z,
+    all_table,
+    pass_table,
+    powers,
+    wilson,
+)
 
 FLIPS = 10_000
 
@@ -37,6 +46,38 @@ class Difference:
     high: float
     p_value: float
     questions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossed:
+    """A mean over seeds and questions, its 95 % interval, and the p-value of no difference.
+
+    `parts` are the variances of one seed, of one question, and of a seed's question about both.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+    parts: tuple[float, float, float]
+    shape: tuple[int, int]
+
+    def error(self, seeds: int | None = None) -> tuple[float, float]:
+        """Return standard error and degrees of freedom, with the given number of seeds.
+
+        Var = (MS_seed + MS_question - MS_rest) / (S Q); the freedom is Satterthwaite's.
+        """
+        S, Q = seeds or self.shape[0], self.shape[1]  # noqa: N806
+        seed, question, rest = self.parts
+        squares = np.array([rest + Q * seed, rest + S * question, rest])
+        total = squares[0] + squares[1] - squares[2]
+        freedom = total**2 / np.sum(squares**2 / [S - 1, Q - 1, (S - 1) * (Q - 1)])
+        return float(np.sqrt(total / (S * Q))), float(freedom)
+
+    def detectable(self, seeds: int | None = None) -> float:
+        """Return the difference that has a power of 80 % (two-sided, 5 %)."""
+        error, freedom = self.error(seeds)
+        return error * float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8))
 
 
 def as_samples(correct_Qn: ArrayLike) -> FloatArray:  # noqa: N803  (axes stand in the name)
@@ -85,6 +126,27 @@ def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[str, float]:  # noqa:
     right, samples = right_counts(correct_Qn), np.shape(correct_Qn)[1]
     ks = powers(samples)
     return dict(zip(map(str, ks), table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
+
+
+def at_k(right: Sequence[int], samples: int, k: int) -> tuple[FloatArray, FloatArray]:
+    """Return pass@k of each question, by its right samples, and the variance that samples give it.
+
+    The variance is the jackknife's over samples, p (1 - p) / (n - 1) for k = 1; NaN for k = n.
+    """
+    c = np.asarray(right)
+    values = pass_table(samples, [k])[c, 0]
+    if k == samples:
+        return values, np.full(c.shape, np.nan)
+    less, share = pass_table(samples - 1, [k])[:, 0], c / samples
+    drop = less[np.minimum(c, samples - 1)] - less[np.maximum(c - 1, 0)]  # a wrong, a right less
+    return values, (samples - 1) * share * (1 - share) * drop**2
+
+
+def no_signal(right_WQ: ArrayLike, samples: int, each: int) -> FloatArray:  # noqa: N803
+    """Return, by question, the share of zero-variance groups of `each` responses to W wordings."""
+    right = np.asarray(right_WQ)
+    every, some = (table(samples, [each])[right, 0] for table in (all_table, pass_table))
+    return every.prod(axis=0) + (1 - some).prod(axis=0)
 
 
 def of_means(question_means: Sequence[float]) -> Estimate:
@@ -174,6 +236,39 @@ def paired(means_a: Sequence[float], means_b: Sequence[float], seed: int = 0) ->
         p_value=float((1 + hits) / (1 + FLIPS)),
         questions=size,
     )
+
+
+def crossed(differences_SQ: ArrayLike, seed: int = 0) -> Crossed:  # noqa: N803
+    """Return the mean of paired differences with its interval for new seeds and new questions.
+
+    Two-way random effects: seeds and questions are draws, each cell has one difference. A negative
+    estimate of a variance counts as 0. Without any spread the interval is that of `paired`.
+    """
+    table = np.asarray(differences_SQ, dtype=np.float64)
+    if table.ndim != 2 or min(table.shape) < 2:
+        raise ValueError(f"need at least two seeds and two questions, got shape {table.shape}")
+    (S, Q), mean = table.shape, float(table.mean())  # noqa: N806
+    by_seed, by_question = table.mean(axis=1) - mean, table.mean(axis=0) - mean
+    rest = np.sum((table - mean - by_seed[:, None] - by_question) ** 2) / ((S - 1) * (Q - 1))
+    seeds, questions = by_seed.var() * S / (S - 1), by_question.var() * Q / (Q - 1)
+    parts = (max(0.0, float(seeds - rest / Q)), max(0.0, float(questions - rest / S)), float(rest))
+    result = Crossed(mean=mean, low=mean, high=mean, p_value=1.0, parts=parts, shape=(S, Q))
+    if not np.any(table != table[0, 0]):
+        same = paired([0.0] * Q, table[0].tolist(), seed)
+        return replace(result, low=same.low, high=same.high, p_value=same.p_value)
+    error, freedom = result.error()
+    half = error * float(stdtrit(freedom, 0.975))
+    p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
+    return replace(result, low=mean - half, high=mean + half, p_value=p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values adjusted by Holm's method for being the smallest of several."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(np.argsort(p_values)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
 
 
 def majority(
