@@ -27,10 +27,11 @@ START = "start"  # the arm of step 0
 
 
 class Contrast(Record):
-    """pass@k of `arm` minus that of `baseline`, paired by seed and question.
+    """pass@k of `arm` minus that of `baseline`, paired by seed and question, at `step`.
 
-    Of `set`, less its mean over the sets `minus`: the same questions, in order, in other words.
-    `paper` is the paper's gain in points. `not_below_k` must not have a larger gain.
+    With `minus`: less the mean over these sets, the same questions in other words. With `drop`, of
+    these steps: the best mean of three steps in a row, less the last. `expected` is the gain in
+    points below which the claim is not seen. The gain at `not_below_k` must not be larger.
     """
 
     arm: Text
@@ -39,12 +40,20 @@ class Contrast(Record):
     step: Count
     k: Positive = 1
     minus: Several[Text] = ()
-    paper: float | None = None
+    drop: Several[Count] = ()
+    expected: float | None = None
     not_below_k: Positive | None = None
+
+    @property
+    def cells(self) -> list[tuple[str, int]]:
+        """The sets and steps of a run that it needs."""
+        return [(name, s) for name in (self.set, *self.minus) for s in self.drop or (self.step,)]
 
     def __str__(self) -> str:
         less = f" less {', '.join(self.minus)}" if self.minus else ""
-        return f"{self.arm} - {self.baseline}: pass@{self.k}, {self.set}{less}, step {self.step}"
+        what = "drop of " if self.drop else ""
+        of = f"{what}pass@{self.k}, {self.set}{less}, step {self.step}"
+        return f"{self.arm} - {self.baseline}: {of}"
 
 
 class Gate(Record):
@@ -111,8 +120,8 @@ class Compared:
             return "seen" if self.lead >= 0 else "undecided"
         if high < 0:
             return "the opposite"
-        paper = self.contrast.paper
-        return "not seen" if paper is not None and high < paper else "undecided"
+        expected = self.contrast.expected
+        return "not seen" if expected is not None and high < expected else "undecided"
 
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
@@ -139,22 +148,23 @@ def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str
 
 def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
     """Pair the runs of two arms by seed. Raises EvaluationError if they cannot be compared."""
-    arms, sets = (contrast.arm, contrast.baseline), (contrast.set, *contrast.minus)
-    cells = [index(lines, arm, sets, contrast.step) for arm in arms]
+    cells = [index(lines, arm, contrast.cells) for arm in (contrast.arm, contrast.baseline)]
     seeds = sorted(set(cells[0]) & set(cells[1]))
     if len(seeds) < 2:
         raise EvaluationError(
             f"{contrast}: the arms have the seeds {sorted(cells[0])} and {sorted(cells[1])}. An "
             "interval over seeds needs two runs of each arm with the same values of recipe.seed."
         )
-    table = [[[cell[seed][name] for name in sets] for seed in seeds] for cell in cells]
+    table = [[[cell[seed][name] for name in contrast.cells] for seed in seeds] for cell in cells]
     _require_comparable(table, contrast)
 
     def values(k: int) -> FloatArray:
-        """Return pass@k and its sampling variance, each by arm, seed and question."""
-        parts = [[[at_k(x["right"], x["n"], k) for x in run] for run in arm] for arm in table]
-        scale = np.array([1.0, *[-1 / (len(sets) - 1) for _ in contrast.minus]])
-        return np.einsum("asxvq,vx->vasq", np.array(parts), np.stack([scale, scale**2]))
+        """Return the measure and its sampling variance, each by arm, seed and question."""
+        parts = np.array(
+            [[[at_k(x["right"], x["n"], k) for x in run] for run in arm] for arm in table]
+        )  # arm, seed, cell, value or variance, question
+        scale = scales(parts[..., 0, :].mean(axis=-1), contrast)
+        return np.einsum("asxvq,vasx->vasq", parts, np.stack([scale, scale**2]))
 
     (a, b), noise = values(contrast.k)
     other, than = values(contrast.not_below_k or contrast.k)[0]
@@ -170,6 +180,16 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
         lead=float((a - b - other + than).mean()),
         unpaired=sorted({*cells[0], *cells[1]} - {*seeds}),
     )
+
+
+def scales(means: FloatArray, contrast: Contrast) -> FloatArray:
+    """Return the factor of each cell of a run in the measure; `means` are pass@k of the cells."""
+    if not contrast.drop:
+        factors = [1.0, *[-1 / len(contrast.minus) for _ in contrast.minus]]
+        return np.broadcast_to(factors, means.shape)
+    steps = means.shape[-1]
+    windows = sum(np.eye(steps - 2, steps, place) for place in range(3)) / 3
+    return windows[(means @ windows.T).argmax(axis=-1)] - windows[-1]
 
 
 def _require_comparable(table: Sequence[Sequence[Sequence[Line]]], contrast: Contrast) -> None:
@@ -190,16 +210,16 @@ def _require_comparable(table: Sequence[Sequence[Sequence[Line]]], contrast: Con
 
 
 def index(
-    lines: Sequence[Line], arm: str, sets: Sequence[str], step: int
-) -> dict[int, dict[str, Line]]:
-    """Return the lines of an arm's runs that have all `sets`, by seed and set."""
-    cells: dict[int, dict[str, Line]] = {}
+    lines: Sequence[Line], arm: str, wanted: Sequence[tuple[str, int]]
+) -> dict[int, dict[tuple[str, int], Line]]:
+    """Return the lines of an arm's runs that have all `wanted` (set, step), by seed."""
+    cells: dict[int, dict[tuple[str, int], Line]] = {}
     for line in lines:
-        if (line["arm"], line["step"]) == (arm, step) and line["set"] in sets:
-            if line["set"] in cells.setdefault(line["seed"], {}):
+        if line["arm"] == arm and (key := (line["set"], line["step"])) in wanted:
+            if key in cells.setdefault(line["seed"], {}):
                 raise EvaluationError(f"two runs of arm {arm} have recipe.seed={line['seed']}")
-            cells[line["seed"]][line["set"]] = line
-    return {seed: cell for seed, cell in cells.items() if len(cell) == len(sets)}
+            cells[line["seed"]][key] = line
+    return {seed: cell for seed, cell in cells.items() if len(cell) == len(wanted)}
 
 
 def _points(r: Crossed) -> str:
@@ -231,7 +251,7 @@ def described(compared: Sequence[Compared], title: str) -> str:
 
 def gate_text(lines: Sequence[Line], gate: Gate) -> str:
     """Return the shares of groups without a signal, in percent, over all seeds of the arm."""
-    cells = index(lines, gate.arm, gate.sets, gate.step)
+    cells = index(lines, gate.arm, [(name, gate.step) for name in gate.sets])
     if len(cells) < 2:
         raise EvaluationError(
             f"gate {gate.arm}, step {gate.step}: it needs two seeds with {gate.sets}"
@@ -240,7 +260,11 @@ def gate_text(lines: Sequence[Line], gate: Gate) -> str:
     for size, others in ((8, [*gate.sets]), (8 * several, [*gate.sets[1:]])):
         shares = [
             [
-                no_signal([cell[x]["right"] for x in sets], cell[sets[0]]["n"], size // len(sets))
+                no_signal(
+                    [cell[x, gate.step]["right"] for x in sets],
+                    cell[sets[0], gate.step]["n"],
+                    size // len(sets),
+                )
                 for cell in cells.values()
             ]
             for sets in ([gate.sets[0]], others)

@@ -22,8 +22,8 @@ if [[ ${1:-} && $1 != *=* ]]; then
     method=$1
     shift
 fi
-bash scripts/setup.sh
-python=${RECIPE_VENV:-.venv}/bin/python
+[[ -n ${RECIPE_PYTHON:-} ]] || bash scripts/setup.sh
+python=${RECIPE_PYTHON:-${RECIPE_VENV:-.venv}/bin/python} # of an environment that is made
 svamp=${SVAMP:-data/SVAMP}
 data=data/smollm2
 run=runs/smollm2_$method

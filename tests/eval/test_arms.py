@@ -26,13 +26,12 @@ def test_a_crossed_table_by_hand() -> None:
     result = crossed([[1, 2], [3, 8]])
     assert result.mean == 3.5 and result.parts == pytest.approx((6, 2.5, 4))
     assert result.error() == pytest.approx(((21 / 4) ** 0.5, 441 / 353))
-    # scipy 1.17.1: t.ppf(0.975, 441 / 353) = 8.03604, 2 t.sf(3.5 / sqrt(21 / 4), 441 / 353) = 0.3318
+    # scipy 1.17.1: t.ppf(0.975, 441 / 353), and twice t.sf(3.5 / sqrt(21 / 4), 441 / 353).
     half = 8.03604 * (21 / 4) ** 0.5
     assert (result.low, result.high) == pytest.approx((3.5 - half, 3.5 + half), abs=1e-3)
     assert result.p_value == pytest.approx(0.33178, abs=1e-4)
     # With 4 seeds: MS 16, 4 + 4 x 2.5 = 14 and 4, so Var = 26 / 8.
     assert result.error(4)[0] == pytest.approx((26 / 8) ** 0.5)
-    assert result.detectable(40) < result.detectable(4) < result.detectable()
 
 
 def draw(rng: np.random.Generator, seeds: int, questions: int, sd: Sequence[float]) -> np.ndarray:
@@ -72,6 +71,7 @@ def test_laws_of_the_crossed_interval() -> None:
     assert (back.low, back.high) == pytest.approx((-result.high, -result.low))
     assert (shifted.low, shifted.high) == pytest.approx((result.low + 1, result.high + 1))
     assert (result.low <= 0 <= result.high) == (result.p_value >= 0.05)
+    assert result.detectable(40) < result.detectable(8) < result.detectable()
     for wrong in ([[1.0, 2.0]], [[1.0], [2.0]], [1.0, 2.0]):
         with pytest.raises(ValueError, match="two seeds"):
             crossed(wrong)
@@ -149,8 +149,8 @@ def test_verdicts() -> None:
     assert compare_arms(two_arms(), swapped).verdict == "the opposite"
     none = [*two_arms(0)[::2], *({**x, "arm": "new"} for x in two_arms(0)[::2])]
     assert compare_arms(none, CONTRAST).verdict == "undecided"
-    paper = CONTRAST.model_copy(update={"paper": 20.0})
-    assert compare_arms(none, paper).verdict == "not seen"
+    known = CONTRAST.model_copy(update={"expected": 20.0})
+    assert compare_arms(none, known).verdict == "not seen"
     # Only pass@1 rises: the gain at k = 8 is below it, so it is not the claim's.
     wide = CONTRAST.model_copy(update={"k": 7, "not_below_k": 1})
     result = compare_arms(two_arms(1), wide)
@@ -167,6 +167,21 @@ def test_a_drop_is_less_the_mean_of_other_sets() -> None:
     contrast = CONTRAST.model_copy(update={"minus": ("y", "z")})
     # Drops: 1 and 1/2 of 8 against 3 and 3/2.
     assert compare_arms(lines, contrast).result.mean == pytest.approx((0.75 - 2.25) / 8)
+
+
+def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
+    """Right of 8, at six steps: one arm falls, the other rises."""
+    curves = {"new": (2, 5, 6, 5, 1, 1), "base": (1, 1, 2, 3, 3, 4)}
+    lines = [
+        line(arm, seed, [right, right], step=10 * place)
+        for arm, curve in curves.items()
+        for seed in (0, 1)
+        for place, right in enumerate(curve)
+    ]
+    drop = tuple(range(0, 60, 10))
+    result = compare_arms(lines, CONTRAST.model_copy(update={"drop": drop, "step": 50}))
+    # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0.
+    assert result.means == pytest.approx((3 / 8, 0))
 
 
 @pytest.mark.parametrize(

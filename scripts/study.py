@@ -1,0 +1,209 @@
+"""Run a protocol of a study: train, export and evaluate its arms, and keep a line of each result.
+
+    python scripts/study.py examples/smollm2/study/CW_GRPO.yaml --work ~/study
+
+A block is a seed with all its arms, from one start model, on one machine. All commands run in a git
+worktree of the protocol's commit `code`, in WORK. PROTOCOL.jsonl gets a line for each run, step and
+question set when the run is evaluated; its checkpoints are then deleted. After a kill, the same
+command resumes. SVAMP and PARAMAWPS name clones (absolute paths), as for scripts/smollm2.sh.
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from eval.arms import START, lines_of, read_protocol
+from eval.report.data import choose_evaluation
+from eval.score import Scored
+from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import append_lines, sha256
+from recipe.run.folder import RunFolder, read_config, read_metrics, select
+from recipe.run.host import ROOT, multiplies_bfloat16
+
+MODEL = "models/smollm2-warm/model.safetensors"  # made by `scripts/smollm2.sh start`
+METRICS = {"reward": "critic/score/mean", "entropy": "actor/entropy", "lr": "actor/lr"}
+METRICS |= {"length": "response_length/mean", "grad_norm": "actor/grad_norm"}
+METRICS |= {"clip": "actor/pg_clipfrac", "seconds": "perf/time_per_step"}
+Key = tuple[str, int, int, str]
+
+
+def call(command: Sequence[str], folder: Path, **variables: str) -> str:
+    """Run a command in `folder` and return its last words. Raises UserError if it fails."""
+    captured = subprocess.PIPE if command[0] == "git" else None
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **variables}, stdout=captured, text=True
+    )
+    if done.returncode:
+        raise UserError(f"exit code {done.returncode}: {' '.join(command)}")
+    return (done.stdout or "").strip()
+
+
+class Study:
+    """The runs of a protocol that are not in its lines yet."""
+
+    def __init__(self, path: Path, work: Path) -> None:
+        self.path, self.work = path.resolve(), work.resolve()
+        self.protocol, _ = read_protocol(path)
+        if self.work.is_relative_to(ROOT):
+            raise UsageError(f"--work {work}: inside the checkout. Name a folder outside.")
+        if not (commit := self.protocol.code):
+            raise UsageError(f"{path}: code=null. Enter the commit whose code all runs use.")
+        if call(["git", "status", "--porcelain", "--", str(self.path)], ROOT):
+            raise UserError(f"{path}: has changes. Commit the protocol before its first run.")
+        self.code = self.work / f"code-{commit[:12]}"
+        if not self.code.exists():
+            call(["git", "worktree", "add", "--detach", str(self.code), commit], ROOT)
+        head = call(["git", "rev-parse", "HEAD"], self.code)
+        if not head.startswith(commit) or call(["git", "status", "--porcelain"], self.code):
+            raise UserError(f"{self.code}: is not commit {commit}, unchanged. Delete the folder.")
+
+    def seeds(self) -> list[int]:
+        return sorted({seed for arm in self.protocol.arms.values() for seed in arm.seeds})
+
+    def do(self, *command: str) -> None:
+        print(f"== {' '.join(command)}", flush=True)
+        call(command, self.code, PYTHONPATH=str(self.code), RECIPE_PYTHON=sys.executable)
+
+    def block(self, seed: int) -> None:
+        """Run all arms of a seed. The first arm's run also evaluates step 0."""
+        self.do("bash", "scripts/smollm2.sh", START)
+        here = {"block": seed, "start_sha": sha256(self.code / MODEL), "cpu": cpu()}
+        for line in read_protocol(self.path)[1]:
+            if line["block"] == seed and any(line[name] != here[name] for name in here):
+                raise UserError(
+                    f"seed {seed}: begun with another start model or processor. Continue its block "
+                    "there, or remove its lines."
+                )
+        names = [name for name, arm in self.protocol.arms.items() if seed in arm.seeds]
+        for name in names:
+            self.run(name, seed, here, first=name == names[0])
+
+    def run(self, name: str, seed: int, here: Mapping[str, Any], *, first: bool) -> None:
+        """Train, export and evaluate a run, append its lines, and delete its weights."""
+        folder, python = self.work / self.protocol.claim / f"{name}_{seed}", [sys.executable, "-m"]
+        sweeps: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        wanted: set[Key] = set()
+        for e in self.protocol.evaluations:
+            if steps := [step for step in e.steps if step or first]:
+                how = ("--steps", *map(str, steps), f"--temperature={e.temperature}")
+                sweeps[*how, f"--top-p={e.top_p}"].append(
+                    f"--benchmark={e.set}={e.path}:{e.samples}"
+                )
+                wanted |= {(name if step else START, seed, step, e.set) for step in steps}
+        if missing := wanted - self.done():
+            arm = [*self.protocol.arms[name].settings, f"recipe.seed={seed}"]
+            settings = [*self.protocol.settings, *arm, f"recipe.run_dir={folder}"]
+            self.do(*python, "recipe.train", *settings)
+            self.do(*python, "recipe.export", str(folder))
+            for how, benchmarks in sweeps.items():
+                self.do(*python, "eval.sweep", str(folder), *how, *benchmarks)
+            lines = [line for line in self.lines(name, folder, here) if key(line) in missing]
+            with FileLock(self.work / "lines.lock"):  # of array jobs
+                append_lines(self.path.with_suffix(".jsonl"), lines, sync=True)
+            if lost := wanted - self.done():
+                raise UserError(f"{folder}: not evaluated: {sorted(lost)}")
+        for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
+            shutil.rmtree(weights, ignore_errors=True)
+
+    def done(self) -> set[Key]:
+        return {key(line) for line in read_protocol(self.path)[1]}
+
+    def lines(self, name: str, folder: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the lines of a run, with what is needed to judge and to repeat it."""
+        config, made = read_config(folder), []
+        data = b"".join((self.code / x).read_bytes() for x in select(config, "data.train_files"))
+        about = {
+            **here,
+            "protocol_sha": sha256(self.path),
+            "commit": self.protocol.code,
+            "lock_sha": sha256(self.code / "requirements/cpu.txt"),
+            "dtype": select(config, "actor_rollout_ref.rollout.dtype"),
+            "data_sha": hashlib.sha256(data).hexdigest(),
+            "train": train_summary(folder),
+        }
+        for settings in sorted(path.name for path in RunFolder(folder).evaluation.iterdir()):
+            scored = choose_evaluation(folder, settings, [])
+            for line in lines_of(name, folder, scored):
+                step = line["step"]
+                line |= {"arm": name if step else START, **sampled(scored[step], line["set"])}
+                made.append({**line, **about})
+        return made
+
+
+def key(line: Mapping[str, Any]) -> Key:
+    return line["arm"], line["seed"], line["step"], line["set"]
+
+
+def cpu() -> str:
+    """Return the processor's name, whose products decide the numbers."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def train_summary(folder: Path) -> dict[str, list[float | None]]:
+    """Return the means of ten steps each; None where a metric is missing."""
+    lines = read_metrics(folder)
+    means: dict[str, list[float | None]] = {name: [] for name in METRICS}
+    for start in range(0, len(lines), 10):
+        for name, of in METRICS.items():
+            values = [
+                x[of] for x in lines[start : start + 10] if math.isfinite(x.get(of, math.nan))
+            ]
+            means[name].append(float(f"{np.mean(values):.4g}") if values else None)
+    return means
+
+
+def sampled(scored: Scored, name: str) -> dict[str, Any]:
+    """Return digest, truncated share, and number of different responses to a question."""
+    digest, distinct = hashlib.sha256(), []
+    for _, samples in scored.samples(name):
+        texts = [" ".join(sample.get("response", "").split()) for sample in samples]
+        digest.update("\0".join(texts).encode())
+        distinct.append(len(set(texts)))
+    rates = {"truncated": scored.benchmarks[name]["truncation_rate"]}
+    return rates | {"samples_sha": digest.hexdigest(), "distinct": float(np.mean(distinct))}
+
+
+def study(given: argparse.Namespace) -> None:
+    if not (given.any_processor or multiplies_bfloat16()):
+        raise UsageError(
+            "this processor has no bfloat16 products (AMX or AVX-512): steps would take ten times "
+            "longer, and another start model would result. Add --any-processor to run anyway."
+        )
+    runs = Study(given.protocol, given.work)
+    seeds = runs.seeds()
+    if given.index is not None and not 0 <= given.index < len(seeds):
+        raise UsageError(f"--index {given.index}: the blocks are 0 to {len(seeds) - 1}")
+    for seed in seeds if given.index is None else [seeds[given.index]]:
+        runs.block(seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    example = "python scripts/study.py examples/smollm2/study/CW_GRPO.yaml --work ~/study"
+    parser = make_parser("python scripts/study.py", __doc__, example=example)
+    add = parser.add_argument
+    add("protocol", type=Path, help="yaml file; its lines are beside it")
+    add("--work", type=Path, required=True, help="folder of the worktree and the runs")
+    add("--index", type=int, help="only this block, from 0, as in a SLURM array")
+    add("--any-processor", action="store_true", help="also without bfloat16 products")
+    given = parser.parse_args(arguments)
+    return run("study", lambda: study(given), interrupted="the same command resumes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
