@@ -22,7 +22,6 @@ from recipe.run.folder import read_config, select
 
 Line = Mapping[str, Any]
 ASKED = ("set_sha", "grader", "decode", "n")  # the same in all lines of a contrast
-MORE_SEEDS = (5, 10, 20)  # for which the detectable difference is printed
 START = "start"  # the arm of step 0
 
 
@@ -188,7 +187,7 @@ def scales(means: FloatArray, contrast: Contrast) -> FloatArray:
         factors = [1.0, *[-1 / len(contrast.minus) for _ in contrast.minus]]
         return np.broadcast_to(factors, means.shape)
     steps = means.shape[-1]
-    windows = sum(np.eye(steps - 2, steps, place) for place in range(3)) / 3
+    windows = np.sum([np.eye(steps - 2, steps, place) for place in range(3)], axis=0) / 3
     return windows[(means @ windows.T).argmax(axis=-1)] - windows[-1]
 
 
@@ -232,7 +231,7 @@ def described(compared: Sequence[Compared], title: str) -> str:
     for c, p in zip(compared, adjusted, strict=True):
         r, (seeds, questions) = c.result, c.result.shape
         sd = [f"{100 * part**0.5:.1f}" for part in (*r.parts, c.sampling)]
-        power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in (seeds, *MORE_SEEDS))
+        power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in (seeds, 5, 10, 20))
         texts.append(
             f"{c.contrast}\n"
             f"  {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}, "

@@ -42,10 +42,9 @@ Key = tuple[str, int, int, str]
 
 def call(command: Sequence[str], folder: Path, **variables: str) -> str:
     """Run a command in `folder` and return its last words. Raises UserError if it fails."""
-    captured = subprocess.PIPE if command[0] == "git" else None
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **variables}, stdout=captured, text=True
-    )
+    output = subprocess.PIPE if command[0] == "git" else None
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=folder, env=env, stdout=output, text=True)
     if done.returncode:
         raise UserError(f"exit code {done.returncode}: {' '.join(command)}")
     return (done.stdout or "").strip()
@@ -70,9 +69,6 @@ class Study:
         if not head.startswith(commit) or call(["git", "status", "--porcelain"], self.code):
             raise UserError(f"{self.code}: is not commit {commit}, unchanged. Delete the folder.")
 
-    def seeds(self) -> list[int]:
-        return sorted({seed for arm in self.protocol.arms.values() for seed in arm.seeds})
-
     def do(self, *command: str) -> None:
         print(f"== {' '.join(command)}", flush=True)
         call(command, self.code, PYTHONPATH=str(self.code), RECIPE_PYTHON=sys.executable)
@@ -81,12 +77,12 @@ class Study:
         """Run all arms of a seed. The first arm's run also evaluates step 0."""
         self.do("bash", "scripts/smollm2.sh", START)
         here = {"block": seed, "start_sha": sha256(self.code / MODEL), "cpu": cpu()}
-        for line in read_protocol(self.path)[1]:
-            if line["block"] == seed and any(line[name] != here[name] for name in here):
-                raise UserError(
-                    f"seed {seed}: begun with another start model or processor. Continue its block "
-                    "there, or remove its lines."
-                )
+        begun = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
+        if any(line[name] != here[name] for line in begun for name in here):
+            raise UserError(
+                f"seed {seed}: begun with another start model or processor. Continue its block "
+                "there, or remove its lines."
+            )
         names = [name for name, arm in self.protocol.arms.items() if seed in arm.seeds]
         for name in names:
             self.run(name, seed, here, first=name == names[0])
@@ -150,9 +146,8 @@ def key(line: Mapping[str, Any]) -> Key:
 def cpu() -> str:
     """Return the processor's name, whose products decide the numbers."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    return text.partition("model name\t: ")[2].partition("\n")[0] or platform.machine()
 
 
 def train_summary(folder: Path) -> dict[str, list[float | None]]:
@@ -186,7 +181,7 @@ def study(given: argparse.Namespace) -> None:
             "longer, and another start model would result. Add --any-processor to run anyway."
         )
     runs = Study(given.protocol, given.work)
-    seeds = runs.seeds()
+    seeds = sorted({seed for arm in runs.protocol.arms.values() for seed in arm.seeds})
     if given.index is not None and not 0 <= given.index < len(seeds):
         raise UsageError(f"--index {given.index}: the blocks are 0 to {len(seeds) - 1}")
     for seed in seeds if given.index is None else [seeds[given.index]]:

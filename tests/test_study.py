@@ -253,4 +253,7 @@ def test_the_arms_of_a_protocol_compose_and_differ(path: Path) -> None:
     for config in configs.values():
         assert max(steps) == config.trainer.total_training_steps
         assert all(step % config.trainer.save_freq == 0 for step in steps)
+        responses = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+        assert responses == 128  # as many in all arms
+        assert config.data.train_batch_size == config.actor_rollout_ref.actor.ppo_mini_batch_size
     assert len({str(config) for config in configs.values()}) == len(configs)
