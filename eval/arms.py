@@ -98,6 +98,12 @@ class Protocol(Record):
     exploratory: Several[Contrast] = ()
     gates: Several[Gate] = ()
 
+    def lacking(self, lines: Sequence[Line]) -> list[str]:
+        """Return the runs without a line, as ARM_SEED."""
+        have = {(line["arm"], line["seed"]) for line in lines}
+        planned = [(name, seed) for name, arm in self.arms.items() for seed in arm.seeds]
+        return [f"{name}_{seed}" for name, seed in planned if (name, seed) not in have]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:

@@ -10,6 +10,7 @@ read from --lines. --protocol prints the contrasts and the verdict of a protocol
 """
 
 import argparse
+import itertools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,7 @@ from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from prompt_aug.typed import parse_typed
 from recipe.run.folder import CHECKPOINT, EvaluationFolder, RunFolder, numbered
 
 SAME = ("sha256:", "extraction:", "tolerance:", "verifiers:")  # the questions and their grading
@@ -216,10 +218,14 @@ def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Compared
 
 
 def _compare(options: argparse.Namespace) -> None:
-    if options.arm or options.protocol:
+    if (options.a is not None, bool(options.arm), bool(options.protocol)).count(True) != 1:
+        raise UsageError("give one of: two runs A B, --arm twice or more, --protocol FILE")
+    if options.protocol:
+        return _compare_protocols(options.protocol)
+    if options.arm:
         return _compare_arms(options)
-    if options.a is None or options.b is None:
-        raise UsageError("give two runs A B, --arm twice or more, or --protocol FILE")
+    if options.b is None:
+        raise UsageError("B is missing")
     a, b = (read_side(given, options.settings) for given in (options.a, options.b))
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
@@ -234,19 +240,21 @@ def _compare(options: argparse.Namespace) -> None:
     return None
 
 
+def _compare_protocols(paths: Sequence[Path]) -> None:
+    """Print the contrasts of protocols that have all their runs: no verdict on a part of them."""
+    primary, texts = [], []
+    for protocol, lines in map(arms.read_protocol, paths):
+        if lacking := protocol.lacking(lines):
+            print(f"note: {protocol.claim}: not complete, runs without lines: {lacking}")
+            continue
+        primary += [arms.compare_arms(lines, protocol.primary)] if protocol.primary else []
+        others = [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]
+        texts.append(arms.described(others, f"{protocol.claim}, exploratory"))
+        texts += [arms.gate_text(lines, gate) for gate in protocol.gates]
+    print(arms.described(primary, "Primary contrasts"), *texts, sep="\n")
+
+
 def _compare_arms(options: argparse.Namespace) -> None:
-    if options.a or options.out or bool(options.arm) == bool(options.protocol):
-        raise UsageError("--arm and --protocol exclude each other, A B and --out")
-    if options.protocol:
-        read = [arms.read_protocol(path) for path in options.protocol]
-        primary = [arms.compare_arms(lines, p.primary) for p, lines in read if p.primary]
-        print(arms.described(primary, "Primary contrasts"))
-        for protocol, lines in read:
-            others = [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]
-            print(arms.described(others, f"{protocol.claim}, exploratory") if others else "")
-            for gate in protocol.gates:
-                print(arms.gate_text(lines, gate))
-        return
     lines = [line for path in options.lines for line in read_lines(path)]
     for name, *runs in options.arm:
         for run in map(existing, runs):
@@ -260,13 +268,12 @@ def _compare_arms(options: argparse.Namespace) -> None:
     if len(names) < 2 or not (common := set.intersection(*steps)):
         raise UsageError(f"--arm: two arms with a step in common are needed, not {names}")
     step = max(common) if options.step is None else options.step
-    contrasts = [
-        arms.Contrast(arm=name, baseline=names[0], set=of, step=step, k=k)
-        for name in names[1:]
-        for of in sets
-        for k in options.k
-    ]
-    print(arms.described([arms.compare_arms(lines, c) for c in contrasts], "Arms"))
+    compared = []
+    for name, of, k in itertools.product(names[1:], sets, options.k):
+        given = {"arm": name, "baseline": names[0], "set": of, "step": step, "k": k}
+        contrast = parse_typed(given, arms.Contrast, "--arm", EvaluationError)
+        compared.append(arms.compare_arms(lines, contrast))
+    print(arms.described(compared, "Arms"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

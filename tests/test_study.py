@@ -17,6 +17,7 @@ import study
 from fake_engine import write_checkpoint
 
 from eval.arms import read_protocol
+from eval.compare import main as compare
 from prompt_aug.base.files import read_lines, write_json, write_lines
 from recipe.run.folder import RunFolder
 
@@ -160,6 +161,28 @@ def test_a_study_killed_at_any_command_resumes(
     (tmp_path / "TEST.jsonl").write_text("".join([*torn[:-1], torn[-1][:40]]))
     assert start() == 0
     assert read_lines(tmp_path / "TEST.jsonl") == whole
+
+
+def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
+    machine: Machine,
+    start: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Looking at a part of the runs, and stopping when it pleases, would be another rule."""
+    contrast = {"arm": "cw", "baseline": "grpo", "set": "x", "step": 20}
+    arms = {name: {"seeds": [3, 4], "settings": [f"method={name}"]} for name in ("grpo", "cw")}
+    changes = {"arms": arms, "primary": contrast, "exploratory": [contrast | {"set": "greedy"}]}
+    assert start("--index", "0", **changes) == 0
+    capsys.readouterr()
+    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "grpo_4" in printed and "grpo_3" not in printed and "here" not in printed
+    assert start("--index", "1", **changes) == 0
+    capsys.readouterr()
+    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "2 seeds x 3 questions" in printed and printed.count("undecided here") == 2
 
 
 def test_an_array_task_runs_one_block(
