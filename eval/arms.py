@@ -99,10 +99,11 @@ class Protocol(Record):
     gates: Several[Gate] = ()
 
     def lacking(self, lines: Sequence[Line]) -> list[str]:
-        """Return the runs without a line, as ARM_SEED."""
-        have = {(line["arm"], line["seed"]) for line in lines}
-        planned = [(name, seed) for name, arm in self.arms.items() for seed in arm.seeds]
-        return [f"{name}_{seed}" for name, seed in planned if (name, seed) not in have]
+        """Return the runs that lack a line of a step after 0, as ARM_SEED."""
+        have = {(x["arm"], x["seed"], x["set"], x["step"]) for x in lines}
+        asked = [(e.set, step) for e in self.evaluations for step in e.steps if step]
+        runs = [(name, seed) for name, arm in self.arms.items() for seed in arm.seeds]
+        return [f"{n}_{s}" for n, s in runs if any((n, s, *cell) not in have for cell in asked)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,8 +71,8 @@ class Crossed:
         seed, question, rest = self.parts
         squares = np.array([rest + Q * seed, rest + S * question, rest])
         total = squares[0] + squares[1] - squares[2]
-        freedom = total**2 / np.sum(squares**2 / [S - 1, Q - 1, (S - 1) * (Q - 1)])
-        return float(np.sqrt(total / (S * Q))), float(freedom)
+        terms = np.sum(squares**2 / [S - 1, Q - 1, (S - 1) * (Q - 1)])
+        return float(np.sqrt(total / (S * Q))), float(total**2 / terms if total else S - 1)
 
     def detectable(self, seeds: int | None = None) -> float:
         """Return the difference that has a power of 80 % (two-sided, 5 %)."""

@@ -34,16 +34,15 @@ from recipe.run.folder import RunFolder, read_config, read_metrics, select
 from recipe.run.host import ROOT, multiplies_bfloat16
 
 MODEL = "models/smollm2-warm/model.safetensors"  # made by `scripts/smollm2.sh start`
-METRICS = {"reward": "critic/score/mean", "entropy": "actor/entropy", "lr": "actor/lr"}
-METRICS |= {"length": "response_length/mean", "grad_norm": "actor/grad_norm"}
+METRICS = {"reward": "critic/score/mean", "length": "response_length/mean"}
 METRICS |= {"clip": "actor/pg_clipfrac", "seconds": "perf/time_per_step"}
+METRICS |= {name: f"actor/{name}" for name in ("entropy", "grad_norm", "lr")}
 Key = tuple[str, int, int, str]
 
 
 def call(command: Sequence[str], folder: Path, **variables: str) -> str:
-    """Run a command in `folder` and return its last words. Raises UserError if it fails."""
-    output = subprocess.PIPE if command[0] == "git" else None
-    env = {**os.environ, **variables}
+    """Run a command in `folder`; return the output of git. Raises UserError if it fails."""
+    output, env = subprocess.PIPE if command[0] == "git" else None, os.environ | variables
     done = subprocess.run(command, cwd=folder, env=env, stdout=output, text=True)
     if done.returncode:
         raise UserError(f"exit code {done.returncode}: {' '.join(command)}")
@@ -94,10 +93,9 @@ class Study:
         wanted: set[Key] = set()
         for e in self.protocol.evaluations:
             if steps := [step for step in e.steps if step or first]:
-                how = ("--steps", *map(str, steps), f"--temperature={e.temperature}")
-                sweeps[*how, f"--top-p={e.top_p}"].append(
-                    f"--benchmark={e.set}={e.path}:{e.samples}"
-                )
+                how = (f"--temperature={e.temperature}", f"--top-p={e.top_p}", "--steps")
+                benchmark = f"--benchmark={e.set}={e.path}:{e.samples}"
+                sweeps[*how, *map(str, steps)].append(benchmark)
                 wanted |= {(name if step else START, seed, step, e.set) for step in steps}
         if missing := wanted - self.done():
             arm = [*self.protocol.arms[name].settings, f"recipe.seed={seed}"]
@@ -111,8 +109,8 @@ class Study:
                 append_lines(self.path.with_suffix(".jsonl"), lines, sync=True)
             if lost := wanted - self.done():
                 raise UserError(f"{folder}: not evaluated: {sorted(lost)}")
-        for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
-            shutil.rmtree(weights, ignore_errors=True)
+        shutil.rmtree(RunFolder(folder).checkpoints, ignore_errors=True)
+        shutil.rmtree(RunFolder(folder).exports, ignore_errors=True)
 
     def done(self) -> set[Key]:
         return {key(line) for line in read_protocol(self.path)[1]}
@@ -133,9 +131,8 @@ class Study:
         for settings in sorted(path.name for path in RunFolder(folder).evaluation.iterdir()):
             scored = choose_evaluation(folder, settings, [])
             for line in lines_of(name, folder, scored):
-                step = line["step"]
-                line |= {"arm": name if step else START, **sampled(scored[step], line["set"])}
-                made.append({**line, **about})
+                line["arm"] = name if line["step"] else START
+                made.append({**line, **sampled(scored[line["step"]], line["set"]), **about})
         return made
 
 
@@ -155,10 +152,9 @@ def train_summary(folder: Path) -> dict[str, list[float | None]]:
     lines = read_metrics(folder)
     means: dict[str, list[float | None]] = {name: [] for name in METRICS}
     for start in range(0, len(lines), 10):
+        ten = lines[start : start + 10]
         for name, of in METRICS.items():
-            values = [
-                x[of] for x in lines[start : start + 10] if math.isfinite(x.get(of, math.nan))
-            ]
+            values = [x[of] for x in ten if math.isfinite(x.get(of, math.nan))]
             means[name].append(float(f"{np.mean(values):.4g}") if values else None)
     return means
 
@@ -177,8 +173,8 @@ def sampled(scored: Scored, name: str) -> dict[str, Any]:
 def study(given: argparse.Namespace) -> None:
     if not (given.any_processor or multiplies_bfloat16()):
         raise UsageError(
-            "this processor has no bfloat16 products (AMX or AVX-512): steps would take ten times "
-            "longer, and another start model would result. Add --any-processor to run anyway."
+            "this processor has no bfloat16 products (AMX or AVX-512): a step would take ten times "
+            "as long, and the start model would be another one. To run anyway: --any-processor."
         )
     runs = Study(given.protocol, given.work)
     seeds = sorted({seed for arm in runs.protocol.arms.values() for seed in arm.seeds})

@@ -91,7 +91,7 @@ class Machine:
         RunFolder(Path(run[0])).exported(20).mkdir(parents=True, exist_ok=True)
 
     def sweep(self, arguments: list[str]) -> None:
-        run, _, step, temperature, _, *benchmarks = arguments
+        run, temperature, _, _, step, *benchmarks = arguments
         outcomes = {
             text.removeprefix("--benchmark=").partition("=")[0]: [[1, 0, 0, 0][: int(text[-1])]] * 3
             for text in benchmarks
