@@ -90,7 +90,7 @@ def filled(text: str, numbers: list[float]) -> str:
 
 def tidy(text: str) -> str:
     text = re.sub(r"\s+([,.?!;:%']|n't)", r"\1", text.strip()).replace("$ ", "$")
-    return text[0].upper() + text[1:]
+    return text[:1].upper() + text[1:]
 
 
 def question(text: str, answer: float, source: str) -> Question:
@@ -132,7 +132,7 @@ def held_out(folder: Path) -> dict[str, list[Question]]:
 
 def without(rows: Sequence[Row], others: Iterable[Question], what: str) -> list[Row]:
     """Return the rows of which no wording overlaps with one of `others`. Print how many do."""
-    index = OverlapIndex({what: [text for q in others for text in (q.text, *q.rephrasings)]})
+    index = OverlapIndex({what: [text for q in others for text in wordings(q)]})
     asked = [(n, replace(q, text=t)) for n, (q, _) in enumerate(rows) for t in wordings(q)]
     dropped = overlapping(asked, index)
     print(f"{len(dropped)} of {len(rows)} questions dropped: they overlap with {what}")
@@ -169,8 +169,7 @@ def write_data(folder: Path, out: Path, para: Path | None) -> None:
         asked = [(reworded(q, known.get(tuple(words(q.text)), ())), steps) for q, steps in rows]
         asked = without([row for row in asked if row[0].rephrasings], others, "any of the above")
         tested = [q for q, _ in asked[::3]]
-        asked = [row for n, row in enumerate(asked) if n % 3]
-        trained = without(asked, tested, "held-out rewordings")
+        trained = without([*asked[1::3], *asked[2::3]], tested, "held-out rewordings")
         write_parquet([q for q, _ in trained], out / "para.parquet")
         for n in range(1 + WORDINGS):
             held[f"para_q{n}"] = [
