@@ -3,14 +3,13 @@
     python -m recipe.lint SCRIPT.sh config.yaml KEY=VALUE ...
 
 Reports keys that do not exist or have moved, keys without an effect, and values of a wrong type or
-out of range, a line each. A script may start `verl.trainer.main_ppo` or `recipe.train`; shell
-variables count if the script gives them one literal value. The trainer is verl's V1 with FSDP;
-scripts of other trainers and engines are skipped. Exit code 1 with findings.
+out of range, a line each. Of a script, or the code blocks of a .md file, the commands of
+`verl.trainer.main_ppo`, `recipe.dapo.main_dapo` and `recipe.train` count, read as the shell does.
+The trainer is verl's V1 with FSDP; others are skipped. Exit code 1 with findings.
 """
 
 import functools
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +21,29 @@ from omegaconf import OmegaConf
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.typed import shown
-from recipe.config.base import ROOT, base, flat, is_in, known_keys, verl_config
-from recipe.config.compose import OFF, is_open, parsed
-from recipe.config.verl import ASYNCHRONOUS, off_switch, unknown_key, why_fixed, wrong_values
+from recipe.config.base import CONFIG, ROOT, base, flat, is_in, known_keys, verl_config
+from recipe.config.compose import COMPOSING, OFF, is_open, one_line, parsed
+from recipe.config.verl import (
+    ASYNCHRONOUS,
+    KL_TYPE,
+    NO_GRADIENT,
+    has_no_gradient,
+    off_switch,
+    unknown_key,
+    why_fixed,
+    wrong_values,
+)
 from recipe.errors import ConfigError
+from recipe.script import OPEN, PRINTS, Command, Word, commands
 
 VERL = "ppo_trainer"
 UNKNOWN = object()  # a value that a script computes
-NAME = r"[a-z_]\w*(?:\.\w+)+|model_engine"
-SETTING = re.compile(rf"""(?<![\w.$/-])([+~]{{0,2}})({NAME})=((?:"[^"]*"|'[^']*'|[^\s"'\\)])*)""")
-VARIABLE = re.compile(r"^\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)$")
-REFERENCE = re.compile(r"\$\{(\w+)(?::?-([^${}]*))?\}|\$(\w+)")
+MAIN, TRAIN = "verl.trainer.main_ppo", "recipe.train"
+PROGRAMS = (MAIN, TRAIN, "recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
+SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]dapo[./]\S*main_dapo")
+SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
+OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")  # with a value
+LARGEST, MOST = 1_000_000, 5_000  # bytes and settings of a file; a command counts as 50
 # Values of verl's V1 trainer with FSDP; others are skipped.
 ENGINES = {
     "model_engine": ("dp",),
@@ -42,70 +53,149 @@ ENGINES = {
 }
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"
-FREE = ("model_engine", "trainer.device", f"{ROLLOUT}.name")
+FREE = (
+    *("model_engine", "trainer.device", f"{ROLLOUT}.name"),
+    "algorithm.filter_groups.metric",
+)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A key that is set at `place`, as ``FILE:LINE``; `plus`: hydra's prefix."""
+    """A key that is set at `place`, as ``FILE:LINE``; `prefix`: hydra's +, ++ or ~."""
 
     place: str
     key: str
     value: Any
-    plus: str = ""
+    prefix: str = ""
+    sure: bool = True
 
     def message(self, why: str) -> str:
         value = "" if self.value is UNKNOWN else shown(self.value)
-        return f"{self.place}: {self.plus}{self.key}={value}: {why}"
+        equals = "=" * (self.prefix != "~")
+        return f"{self.place}: {self.prefix}{self.key}{equals}{value}: {why}"
 
 
-def read_value(text: str, variables: Mapping[str, str | None]) -> Any:
-    """Return the value of shell text as hydra reads it, or `UNKNOWN`."""
+def read_setting(word: Word, place: str) -> Iterator[Setting]:
+    """Yield the setting of an override, of a record each of its keys; ConfigError if unreadable."""
+    key, _, text = word.text.partition("=")
+    if OPEN in key:
+        return
+    override = parsed(f"{key}=0" if OPEN in text else word.text)
+    if not key or override.is_sweep_override():
+        raise ConfigError(
+            f"'{word.text}' is not an override of one key by one value. "
+            f"Remove blanks around the =, or write a list, as [{text}]."
+        )
+    name, prefix = override.key_or_group, key[: len(key) - len(key.lstrip("+~"))]
+    if override.package is not None or is_group(name):
+        return
+    value = UNKNOWN if OPEN in text or prefix == "~" else override.value()
+    record = {name: value} if isinstance(value, dict) else {}
+    for inner, part in flat(record) if record else [(name, value)]:
+        yield Setting(place, inner, UNKNOWN if "${" in str(part) else part, prefix, word.sure)
 
-    def replaced(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[3]) or match[2] or match[0]
 
-    try:
-        text = "".join(shlex.split(text if "'" in text else REFERENCE.sub(replaced, text)))
-        return UNKNOWN if re.search(r"[$`]", text) else parsed(f"a={text}").value()
-    except (ConfigError, ValueError):
-        return UNKNOWN
+def is_group(key: str) -> bool:
+    """Return True for the choice of a file, such as ``method=grpo``."""
+    return key != "model_engine" and any((x / key).is_dir() for x in (CONFIG, verl_config()))
 
 
-def of_script(path: Path) -> list[Setting]:
-    """Return the settings of a shell script, in the order of its lines."""
-    variables: dict[str, str | None] = {}
-    matches = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        line = re.sub(r"(^|\s)#.*", "", line)
-        if match := VARIABLE.match(line):
-            value = read_value(match[2].rstrip("\\ "), variables)
-            text = None if value is UNKNOWN else shown(value)
-            first = variables.setdefault(match[1], text)
-            variables[match[1]] = text if first == text else None
-        for plus, key, text in SETTING.findall(line):
-            matches.append((number, plus, key, text))
+def program_of(command: Command) -> tuple[str, list[Word]]:
+    """Return the trainer that a command starts, or "", and its arguments."""
+    for i, word in enumerate(command.words if command.words[0].text not in PRINTS else ()):
+        module = word.text.removeprefix("-m")
+        if module.endswith(".py"):
+            module = module.removesuffix(".py").replace("/", ".")
+        for program in PROGRAMS:
+            if f".{module}".endswith(f".{program}"):
+                return program, list(command.words[i + 1 :])
+    return "", []
+
+
+def of_script(path: Path, text: str) -> list[str]:
+    """Return the findings of a script's commands, each with its own settings."""
+    findings, launches, last = list[str](), list[tuple[str, list[Word]]](), None
+    for command in commands(text, SCRIPT):
+        program, words = program_of(command)
+        stray = command.words[0]
+        if program:
+            launches.append((program, words))
+        elif last and SETTING.fullmatch(stray.text):
+            findings.append(
+                f"{path}:{command.line}: {stray.text}: not part of the command in line {last.line}, "
+                f"which ends in line {last.end}. End its lines with a backslash, and nothing behind."
+            )
+            launches[-1][1].extend(command.words)
+            continue
+        last = command if program else None
+    if sum(50 + len(words) for _, words in launches) > MOST:
+        return [f"{path}: {len(launches)} commands with too many settings. Nothing was checked."]
+    if not launches:
+        print(f"{path}: nothing to check: no command of {', '.join(PROGRAMS[:3])}")
+    elif (at := text.find("\r\n")) >= 0:
+        findings.append(
+            f"{path}:{text.count(chr(10), 0, at) + 1}: the line ends in CR LF, and CR ends a command "
+            "behind its backslash. Convert the file: sed -i 's/\\r$//'."
+        )
     return [
-        Setting(f"{path}:{number}", key, read_value(text, variables), plus)
-        for number, plus, key, text in matches
+        *findings,
+        *(x for program, words in launches for x in of_command(path, program, words)),
     ]
 
 
-def of_yaml(path: Path) -> list[Setting]:
-    """Return the settings of a configuration file."""
+def of_command(path: Path, program: str, words: list[Word]) -> list[str]:
+    """Return the findings about the arguments of one command; print why it is skipped."""
+    settings, findings, name, rest = list[Setting](), list[str](), VERL, iter(words)
+    for word in rest:
+        option, _, value = word.text.partition("=")
+        if option in OPTIONS:
+            value = value or next(rest, word).text
+            name = value if option in OPTIONS[:2] else name
+        elif not word.text.startswith("-") and not (program == TRAIN and option == word.text):
+            try:
+                settings += read_setting(word, f"{path}:{word.line}")
+            except ConfigError as error:
+                findings += [f"{path}:{word.line}: {error}"] if word.sure else []
+    ours = program == TRAIN or any(x.key.startswith("recipe.") for x in settings)
+    if why := skipped(name, settings):
+        print(f"{path}: skipped: {why}")
+        return []
+    root = ROOT if ours else VERL
+    return [*findings, *problems_of(settings, root, only_keys=program not in (MAIN, TRAIN))]
+
+
+def of_yaml(path: Path, text: str) -> list[str]:
+    """Return the findings of a configuration file."""
+
+    @functools.cache
+    def size(node: yaml.Node) -> int:  # with each alias written out
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+        return 1 + sum(size(x) for pair in pairs for x in pair if isinstance(x, yaml.Node))
 
     def lines(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             yield f"{prefix}{key.value}", key.start_mark.line + 1
             yield from lines(value, f"{prefix}{key.value}.")
 
-    place = dict(lines(yaml.compose(path.read_text(encoding="utf-8"), yaml.CSafeLoader)))
-    content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    return [
-        Setting(f"{path}:{place[key]}", key, UNKNOWN if "${" in str(value) else value)
+    tree = yaml.compose(text, yaml.CSafeLoader)
+    if tree and size(tree) > 4 * MOST:
+        return [f"{path}: over {4 * MOST:,} values, aliases written out. Nothing was checked."]
+    content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if tree else None
+    ours = "recipe" in content or "recipe" in str(content.get("defaults", ""))
+    root, place = ROOT if ours else VERL, dict(lines(tree))
+    settings = [
+        Setting(f"{path}:{place.get(key, 1)}", key, UNKNOWN if "${" in str(value) else value)
         for key, value in flat(content)
         if key.partition(".")[0] not in ("defaults", "hydra")
     ]
+    if not any(x.key.partition(".")[0] in base(root) for x in settings):
+        print(f"{path}: nothing to check: no section of verl's configuration")
+    elif why := skipped(VERL, settings):
+        print(f"{path}: skipped: {why}")
+    else:
+        # A run's configuration has every key: nobody set those without an effect.
+        return list(problems_of(settings, root, only_keys=base(root).keys() <= content.keys()))
+    return []
 
 
 @functools.cache
@@ -115,11 +205,11 @@ def words_of_verl() -> frozenset[str]:
     return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
-def skipped(text: str, settings: Sequence[Setting]) -> str | None:
-    """Return why a script or configuration is not checked, or None."""
+def skipped(name: str, settings: Sequence[Setting]) -> str | None:
+    """Return why a command or configuration is not checked, or None."""
     values = {x.key: x.value for x in settings}
-    if (name := re.search(r"--config-name[= ]['\"]?(\w+)", text)) and name[1] != VERL:
-        return f"--config-name={name[1]}, another configuration than verl's own"
+    if name.removesuffix(".yaml") != VERL:
+        return f"--config-name={name.strip(OPEN)}, another configuration than verl's own"
     if "hydra.searchpath" in values:
         return "hydra.searchpath, other configurations than verl's own"
     for key, supported in ENGINES.items():
@@ -128,37 +218,42 @@ def skipped(text: str, settings: Sequence[Setting]) -> str | None:
     return None
 
 
-def problems_of(settings: Sequence[Setting], root: str) -> Iterator[str]:
-    """Yield the findings about settings that belong together."""
+def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> Iterator[str]:
+    """Yield the findings about settings that belong together; `only_keys`: not of their effects."""
     keys, config = known_keys(root), OmegaConf.create(base(root))
-    values = {x.key: x.value for x in settings if x.key in keys}
+    values = {x.key: x.value if x.sure else UNKNOWN for x in settings if x.key in keys}
     defaults = dict(flat(base(root)))
+    linked = [key for key, value in defaults.items() if only_keys and "${" in str(value)]
     for key, value in values.items():
         OmegaConf.update(config, key, None if value is UNKNOWN else value, merge=False)
     for x in settings:
         if x.key not in keys:
-            is_read = "+" in x.plus and x.key.rpartition(".")[2] in words_of_verl()
-            if not (is_read or is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)):
+            is_read = "+" in x.prefix and x.key.rpartition(".")[2] in words_of_verl()
+            is_free = is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)
+            if not (is_read or is_free or is_in(x.key, linked)):
                 yield x.message(unknown_key(x.key, root))
-        elif x.plus == "+" and defaults.get(x.key) is not None:
+        elif x.prefix == "+" and defaults.get(x.key) is not None:
             yield x.message("the key exists, and hydra adds only new ones. Write it without +.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
             wrong = {} if foreign else wrong_values({x.key: x.value}, root)
             yield from (x.message(why.partition(": ")[2]) for why in wrong.values())
-            if x.value != defaults.get(x.key) and (why := without_effect(x, values, config)):
+            if x.key == KL_TYPE and has_no_gradient(config):
+                yield x.message(NO_GRADIENT)
+            is_set = not only_keys and x.value != defaults.get(x.key)
+            if is_set and (why := without_effect(x, values, config, root)):
                 what, _, instead = why.partition(": set ")
                 yield x.message(f"{what}. {f'Set {instead}' if instead else 'Remove it'}.")
 
 
-def without_effect(x: Setting, values: Mapping[str, Any], config: Any) -> str | None:
+def without_effect(x: Setting, values: Mapping[str, Any], config: Any, root: str) -> str | None:
     """Return why verl never reads a setting, or None."""
     if values.get(f"{ROLLOUT}.name", "vllm") != "vllm" and is_in(x.key, [ROLLOUT]):
         return None
     why, off = why_fixed(x.key) or "", off_switch(config, x.key)
     if why.startswith("no effect"):
         return why.partition(": ")[0] if "recipe." in why else why
-    if off is None or off[0].key.startswith("recipe."):
+    if off is None or root == ROOT:  # a method may turn the switch on
         return None
     key, value = off[0].key, off[1]
     of_ppo = key == "critic.enable" and config.algorithm.adv_estimator in ("gae", None)
@@ -167,30 +262,44 @@ def without_effect(x: Setting, values: Mapping[str, Any], config: Any) -> str | 
 
 
 def check(path: Path) -> list[str]:
-    """Return the findings of a file; print why it is skipped."""
-    text, is_yaml = path.read_text(encoding="utf-8"), path.suffix in (".yaml", ".yml")
-    settings = of_yaml(path) if is_yaml else of_script(path)
-    ours = any(x.key.startswith("recipe.") for x in settings) or "recipe.train" in text
-    why = skipped(text, settings)
-    if not (is_yaml or ours or re.search(r"verl\.trainer\.main_ppo(?!\w)", text)):
-        why = "it does not start verl.trainer.main_ppo"
-    if why:
-        print(f"{path}: skipped: {why}")
-        return []
-    return list(problems_of(settings, ROOT if ours else VERL))
+    """Return the findings of a file; print why nothing in it is checked."""
+    try:
+        if not path.is_file():
+            what = "a folder, not a file" if path.is_dir() else "no such file"
+            return [f"{path}: {what}. Name scripts, configuration files or KEY=VALUE."]
+        if path.stat().st_size > LARGEST:
+            return [f"{path}: over {LARGEST:,} bytes, no launch script. Nothing was checked."]
+        content = path.read_bytes()
+        if b"\0" in content:
+            return [f"{path}: not a text file in UTF-8. Name scripts or configuration files."]
+        text = content.decode("utf-8-sig", errors="replace")
+        if path.suffix in (".yaml", ".yml"):
+            return of_yaml(path, text)
+        if path.suffix == ".md":  # keeps the blocks of code, in their lines
+            blocks = enumerate(re.split(r"(?m)^[ >]*```.*$", text))
+            text = "".join(x if i % 2 else "\n" * x.count("\n") for i, x in blocks)
+        return of_script(path, text)
+    except (OSError, *COMPOSING) as error:
+        return [f"{path}: cannot be read: {one_line(error)}"]
+    except RecursionError:
+        return [f"{path}: nested too deeply. Nothing was checked."]
 
 
 def main(arguments: list[str] | None = None) -> int:
     name = "python -m recipe.lint"
     parser = make_parser(name, __doc__, example=f"{name} trainer.use_v1=true data.truncation=left")
     parser.add_argument("what", nargs="+", help="a script, a configuration file, or KEY=VALUE")
-    given = parser.parse_args(arguments).what
-    pairs = [SETTING.fullmatch(text) for text in given]
-    settings = [Setting("command line", x[2], read_value(x[3], {}), x[1]) for x in pairs if x]
+    given, settings, findings = parser.parse_args(arguments).what, list[Setting](), list[str]()
+    for text in given:
+        if "=" not in text or Path(text).exists():
+            findings += check(Path(text))
+            continue
+        try:
+            settings += read_setting(Word(1, text), "command line")
+        except ConfigError as error:
+            findings.append(f"command line: {error}")
     ours = any(x.key.startswith("recipe.") for x in settings)
-    findings = list(problems_of(settings, ROOT if ours else VERL))
-    for text, pair in zip(given, pairs, strict=True):
-        findings += [] if pair else check(Path(text))
+    findings = [*problems_of(settings, ROOT if ours else VERL, only_keys=False), *findings]
     for line in dict.fromkeys(findings):
         print(line)
     return 1 if findings else 0

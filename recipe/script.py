@@ -1,8 +1,9 @@
 """Commands of a shell script with the values of their arguments; nothing is executed.
 
-tree-sitter's grammar of bash finds the commands. A variable has its last value above. After branches
-that leave different values it has a word for each, of which none is sure. Inside a longer word these
-are unknown, as are unset variables and the output of commands. The script has no arguments.
+tree-sitter's grammar of bash finds the commands. A variable has its last value above. After
+branches that leave different values it has a word for each, of which none is sure. Inside a longer
+word these are unknown, as are unset variables and the output of commands. The script has no
+arguments.
 """
 
 import re
@@ -11,12 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 OPEN = "\ue000"  # before and after an unknown part of a word
+FIELD = re.compile(rf"(?:{OPEN}[^{OPEN}]*{OPEN}|\\\n|\S)+")
 LONGEST, MOST = 20_000, 300  # characters and words of a variable
-COMMANDS = 5_000  # then functions are no longer followed
+COMMANDS = 5_000  # after these no function and no text is followed
 CONTINUED = "\\\n"
 BRANCHES = ("if_statement", "case_statement", "while_statement", "list")
 LOOPS = ("for_statement", "c_style_for_statement")
 EXPANSIONS = ("simple_expansion", "expansion")
+PRINTS = ("echo", "printf")
 DEFAULTS = ("-", ":-", "=", ":=")
 NO_ARGUMENTS = ("variable_assignment", "file_redirect", "herestring_redirect")
 
@@ -30,7 +33,7 @@ class Word(NamedTuple):
 
     def fields(self) -> Iterator["Word"]:
         """Yield the words into which the shell divides an unquoted value."""
-        for match in re.finditer(r"(?:\\\n|\S)+", self.text):
+        for match in FIELD.finditer(self.text):
             if text := match[0].replace(CONTINUED, ""):
                 line = self.line + self.text[: match.start()].count("\n")
                 yield Word(line, text, self.sure)
@@ -87,15 +90,16 @@ class Reader:
         self.parser, self.script, self.first = Parser(Language(language())), script, 1
         self.found: list[Command] = []
         self.values: ChainMap[str, list[Word]] = ChainMap({"@": []})
-        self.functions: dict[str, Any] = {}
+        self.functions, self.called = dict[str, Any](), set[str]()
 
     def read(self, source: str, first: int) -> None:
         """Read a script whose first line is `first`, and last the functions without a call."""
         before = self.first, self.functions
         self.first, self.functions = first, {}
         self.visit(self.parser.parse(source.encode()).root_node)
-        for body in self.functions.values():
-            self.visit(body)
+        for name, body in self.functions.items():
+            if name not in self.called:
+                self.visit(body)
         self.first, self.functions = before
 
     def line(self, node: Any) -> int:
@@ -128,8 +132,7 @@ class Reader:
             self.visit(common.pop(0))
         if node.type == "for_statement":
             name, *items, _ = node.named_children
-            words = [word for item in items for word in self.arguments(item)]
-            self.values[source_of(name)] = merged([[word] for word in words] or [[]])
+            self.values[source_of(name)] = merged([[word] for word in self.words(items)] or [[]])
         options = [*([common] if node.type != "case_statement" else []), *([x] for x in apart)]
         if not (apart and source_of(apart[-1]).startswith(("else", "*"))):
             options.append([])
@@ -145,8 +148,7 @@ class Reader:
 
     def command(self, node: Any) -> None:
         """Add a command, and read the function or the scripts that it runs."""
-        children = [x for x in node.named_children if x.type not in NO_ARGUMENTS]
-        words = [word for child in children for word in self.arguments(child)]
+        words = self.words(x for x in node.named_children if x.type not in NO_ARGUMENTS)
         if not words:
             return
         plain = [word._replace(text=word.text.replace(CONTINUED, "")) for word in words]
@@ -154,12 +156,15 @@ class Reader:
         program = plain[0].text
         if program == "shift":
             self.values["@"] = self.values["@"][1:]
-        elif program in self.functions and len(self.found) < COMMANDS:
+        elif program in PRINTS or len(self.found) > COMMANDS:
+            return
+        elif program in self.functions:
             outer, body = self.values["@"], self.functions.pop(program)  # once if it calls itself
+            self.called.add(program)
             self.values["@"] = words[1:]
             self.visit(body)
             self.values["@"], self.functions[program] = outer, body
-        elif program not in ("echo", "printf"):
+        else:
             for word in words:
                 if re.search(r"\s", word.text) and self.script.search(word.text):
                     self.read(word.text, word.line)
@@ -177,12 +182,22 @@ class Reader:
         name, value = (node.child_by_field_name(field) for field in ("name", "value"))
         old = self.values.get(source_of(name), []) if node.children[1].type == "+=" else []
         if value and value.type == "array":
-            items = [x for x in value.named_children if x.type != "comment"]
-            new = [*old, *(word for item in items for word in self.arguments(item))]
+            new = [*old, *self.words(x for x in value.named_children if x.type != "comment")]
         else:
             word = joined(part for part, _ in self.parts(value)) if value else Word(0, "")
             new = [joined([before, word]) for before in old] or [word]
         self.values[source_of(name)] = new if len(new) <= MOST else [Word(0, OPEN)]
+
+    def words(self, nodes: Iterable[Any]) -> list[Word]:
+        """Return the arguments of a command or an array."""
+        found, end = list[Word](), -1
+        for node in nodes:
+            new = self.arguments(node)
+            if node.start_byte == end and found and new:  # the grammar divides a-$B/c behind its $
+                found[-1] = found[-1]._replace(text=found[-1].text + new.pop(0).text)
+            found += new
+            end = node.end_byte
+        return found
 
     def arguments(self, node: Any) -> list[Word]:
         """Return the words that a command gets from a node."""
@@ -215,7 +230,7 @@ class Reader:
                 yield from self.parts(child)
         elif node.type in ("raw_string", "ansi_c_string"):
             yield Word(line, text.partition("'")[2][:-1]), False
-        elif node.child_count:
+        elif node.child_count or text == "$":
             yield Word(line, f"{OPEN}{text}{OPEN}"), False
         else:
             yield Word(line, re.sub(r"\\(.)", r"\1", text.replace(CONTINUED, ""))), False

@@ -36,7 +36,19 @@ CLIPPED = (
     *("vanilla", "dppo_tv", "dppo_kl", "fipo"),
     *("gspo", "cispo", "clip_cov", "geo_mean", "gmpo"),
 )
+# Estimators of the KL whose gradient is 0 in expectation (kl_penalty of verl's core_algos).
+KL_TYPE, NO_GRADIENT_KL = f"{A}.kl_loss_type", ("kl", "k1")
+NO_GRADIENT = (
+    "as a loss the gradient of this estimator is 0 in expectation, so nothing keeps the model near "
+    "the reference. Set low_var_kl (k3), k2, or k1+."
+)
 LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
+
+
+def has_no_gradient(config: DictConfig) -> bool:
+    """Return True for a KL loss without a gradient."""
+    actor = config.actor_rollout_ref.actor
+    return bool(actor.use_kl_loss) and actor.kl_loss_type in NO_GRADIENT_KL
 
 
 def own_gpus(config: DictConfig) -> int:
@@ -87,6 +99,7 @@ _ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
     ),
     (f"{A}.shuffle", (), A, "data_loader_seed"),
     ("critic.enable", (), "critic", ""),
+    ("critic.enable", (), "trainer", "critic_warmup"),
     ("algorithm.use_kl_in_reward", (), "algorithm", "kl_ctrl kl_penalty"),
     ("algorithm.kl_ctrl.type", ("adaptive",), "algorithm.kl_ctrl", "target_kl horizon"),
     *(
