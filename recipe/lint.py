@@ -82,10 +82,8 @@ def read_setting(word: Word, place: str) -> Iterator[Setting]:
         return
     override = parsed(f"{key}=0" if OPEN in text else word.text)
     if not key or override.is_sweep_override():
-        raise ConfigError(
-            f"'{word.text}' is not an override of one key by one value. "
-            f"Remove blanks around the =, or write a list, as [{text}]."
-        )
+        remedy = f"Write {key}=[{text}]" if key else "Remove the blanks around the ="
+        raise ConfigError(f"'{word.text}' does not set one key to one value. {remedy}.")
     name, prefix = override.key_or_group, key[: len(key) - len(key.lstrip("+~"))]
     if override.package is not None or is_group(name):
         return
@@ -115,15 +113,15 @@ def program_of(command: Command) -> tuple[str, list[Word]]:
 def of_script(path: Path, text: str) -> list[str]:
     """Return the findings of a script's commands, each with its own settings."""
     findings, launches, last = list[str](), list[tuple[str, list[Word]]](), None
-    for command in commands(text, SCRIPT):
+    for command in commands(text.replace("\r\n", "\n"), SCRIPT):
         program, words = program_of(command)
         stray = command.words[0]
         if program:
             launches.append((program, words))
         elif last and SETTING.fullmatch(stray.text):
             findings.append(
-                f"{path}:{command.line}: {stray.text}: not part of the command in line {last.line}, "
-                f"which ends in line {last.end}. End its lines with a backslash, and nothing behind."
+                f"{path}:{command.line}: {stray.text}: not part of the command, which ends in line "
+                f"{last.end}. End its lines with a backslash, and nothing behind it."
             )
             launches[-1][1].extend(command.words)
             continue
@@ -134,8 +132,8 @@ def of_script(path: Path, text: str) -> list[str]:
         print(f"{path}: nothing to check: no command of {', '.join(PROGRAMS[:3])}")
     elif (at := text.find("\r\n")) >= 0:
         findings.append(
-            f"{path}:{text.count(chr(10), 0, at) + 1}: the line ends in CR LF, and CR ends a command "
-            "behind its backslash. Convert the file: sed -i 's/\\r$//'."
+            f"{path}:{text[:at].count(chr(10)) + 1}: the line ends in CR LF, and a CR behind a "
+            "backslash ends the command. Convert the file: sed -i 's/\\r$//'."
         )
     return [
         *findings,

@@ -194,9 +194,14 @@ def off_switch(config: DictConfig, key: str) -> tuple[Switch, Any] | None:
     return pairs[0]
 
 
+def row_of(key: str) -> Any:
+    """Return the row of keys.yaml for a key, None if it has none."""
+    return next((row for pattern, row in patterns(KEYS).items() if pattern.fullmatch(key)), None)
+
+
 def why_fixed(key: str) -> str | None:
     """Return why a key has to keep its default; None if it has not."""
-    return next((why for pattern, why in patterns(KEYS).items() if pattern.fullmatch(key)), None)
+    return row if isinstance(row := row_of(key), str) else None
 
 
 def changed_keys(config: DictConfig) -> Iterator[tuple[str, Any, str]]:

@@ -1,13 +1,22 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
-import importlib
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.config.compose import not_through, one_line
-from recipe.config.verl import ASYNCHRONOUS, CORRECTION, LOSS, LOSSES, MODE, A, R
-from recipe.preflight.data import paths_of
+from recipe.config.verl import (
+    ASYNCHRONOUS,
+    CORRECTION,
+    KL_TYPE,
+    LOSS,
+    LOSSES,
+    MODE,
+    NO_GRADIENT,
+    A,
+    R,
+    has_no_gradient,
+)
 from recipe.preflight.rules import ADVANTAGE, Check, Rule, Setup
 
 KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
@@ -22,9 +31,8 @@ PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 
 def known_advantage(s: Setup) -> Iterator[str]:
     """`recipe.advantage`: the function exists and takes its arguments."""
-    if s.advantage.startswith("verl:"):
-        yield from import_libraries(s)
     ADVANTAGES.call(s.recipe.advantage)
+    yield from ()
 
 
 def known_token_weight(s: Setup) -> Iterator[str]:
@@ -42,18 +50,6 @@ def known_token_weight(s: Setup) -> Iterator[str]:
         )
 
 
-def import_libraries(s: Setup) -> Iterator[str]:
-    """Import the modules that may register an estimator or a loss, as verl does in a run."""
-    for module in paths_of(s.model.external_lib):
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # whatever the user's module raises
-            yield (
-                f"actor_rollout_ref.model.external_lib={module}: it cannot be imported "
-                f"({type(error).__name__}: {error}). Correct it."
-            )
-
-
 def known_loss(s: Setup) -> Iterator[str]:
     """The loss is verl's, or the user's class exists and registers it."""
     if not s.own_loss:
@@ -64,7 +60,6 @@ def known_loss(s: Setup) -> Iterator[str]:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.utils.config import omega_conf_to_dataclass
 
-    yield from import_libraries(s)
     target = f"{A}.policy_loss._target_"
     try:
         omega_conf_to_dataclass(s.actor.policy_loss)
@@ -269,6 +264,7 @@ def uncorrected(s: Setup) -> Iterator[str]:
 
 LOSS_RULES: list[Check] = [
     lost_weights,
+    Rule(KL_TYPE, lambda s: has_no_gradient(s.config), NO_GRADIENT),
     Rule(
         f"{LOSS} {A}.use_dynamic_bsz {A}.ppo_micro_batch_size_per_gpu",
         lambda s: s.loss in PER_MICRO_BATCH and (s.actor.use_dynamic_bsz or s.micro_rows < 2),

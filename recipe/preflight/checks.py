@@ -17,6 +17,7 @@ from recipe.preflight.data import FILES, PROMPTS, load_tokenizer
 from recipe.preflight.engine import ENGINE, LORA
 from recipe.preflight.functions import FUNCTIONS, own_functions
 from recipe.preflight.machine import MACHINE
+from recipe.preflight.names import NAMES
 from recipe.preflight.questions import prepare_data
 from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
 from recipe.preflight.rules import Check, Setup, refuse
@@ -24,6 +25,7 @@ from recipe.run.folder import RunFolder
 
 # Checks of the configuration alone, by theme.
 SETTINGS: dict[str, list[Check]] = {
+    "Names": NAMES,  # first: registers what others look up
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,

@@ -13,10 +13,11 @@ import transfer_queue
 from composed import SHORT, changed
 from verl.trainer.ppo import core_algos
 
-from recipe.preflight import checks
+from recipe.preflight import checks, names
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.estimate import LAYERS, adapted
+from recipe.preflight.names import NAMES
 from recipe.preflight.rules import Check, Setup, messages
 from recipe.trainer import task_runner
 
@@ -296,6 +297,61 @@ def test_what_a_user_wrote_is_imported_and_called_once(
     refused = errors(toy, changes)
     wanted = [] if named is None else [named.format(**SHORT)]
     assert len(refused) == len(wanted) and all(text in refused[0] for text in wanted), refused
+
+
+AGENT, ATTENTION = "{R}.agent.agent_loop", "{MODEL}.override_config.attn_implementation"
+CLASS = "recipe.rollout.workers.GroupedAgentLoopManager"
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ("{MODEL}.external_lib=no_such_module", "external_lib"),
+        ("{MODEL}.external_lib=[own,recipe.actor.engin]", "external_lib"),
+        ("{A}.optim.optimizer=NoSuchOptimizer", "optimizer"),
+        ("{A}.optim.optimizer_impl=own {A}.optim.optimizer=scaled", None),
+        ("{A}.optim.optimizer_impl=own", "optimizer"),
+        ("critic.optim.optimizer=Gone", None),  # no critic
+        (f"{GAE} critic.enable=true critic.optim.optimizer=Gone", "critic.optim.optimizer"),
+        ("data.custom_cls.path=no/such/file.py data.custom_cls.name=X", "custom_cls.path"),
+        ("data.custom_cls.path=OWN.py data.custom_cls.name=scaled", None),
+        ("data.custom_cls.path=pkg://own data.custom_cls.name=Gone", "custom_cls.path"),
+        (AGENT + "_manager_class=no.such.Class", "agent_loop_manager_class"),
+        (AGENT + f"_manager_class={CLASS}x", "agent_loop_manager_class"),
+        (AGENT + "_manager_class=own.scaled", None),
+        (AGENT + "_config_path=gone.yaml", "agent_loop_config_path"),
+        (AGENT + "_config_path=LOOPS.yaml", "agent_loop_config_path"),
+        ("trainer.checkpoint_callback_class=own.Gone", "checkpoint_callback_class"),
+        ("trainer.checkpoint_callback_class=own.scaled", None),
+        ("{R}.router_config_path=gone.yaml", "router_config_path"),
+        ("reward.reward_manager.module.path=gone.py", "reward_manager.module.path"),
+        ("{A}.optim._target_=verl.workers.config.Gone", "optim._target_"),
+        (ATTENTION + "=no_such_attention", "attn_implementation"),
+        (ATTENTION + "=flex_attention", None),
+        (ATTENTION + "=kernels-community/flash-attn", None),
+        ("trainer.rollout_data_dir=/tmp/made/by/the/run", None),
+    ],
+)
+def test_what_a_key_names_exists(toy: Any, tmp_path: Path, changes: str, named: str | None) -> None:
+    loops = tmp_path / "loops.yaml"
+    loops.write_text("[{name: mine, _target_: own.Gone}]\n")
+    changes = changes.replace("OWN.py", f"{tmp_path}/own.py").replace("LOOPS.yaml", str(loops))
+    refused = errors(toy, changes, NAMES)
+    assert len(refused) == (named is not None), refused
+    assert named is None or named in refused[0].partition(": ")[0]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_package_for_gpus_may_be_missing_on_a_login_node(
+    toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_gpu.py").write_text("import flash_attn\n")
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    for gpus, count in ((0, 0), (1, 1)):
+        monkeypatch.setattr(names, "gpus_here", lambda gpus=gpus: gpus)
+        monkeypatch.delitem(sys.modules, "needs_gpu", raising=False)
+        assert len(errors(toy, "{MODEL}.external_lib=needs_gpu", NAMES)) == count
 
 
 def test_layers_with_an_adapter(toy: Any) -> None:
