@@ -178,7 +178,8 @@ def of_yaml(path: Path, text: str) -> list[str]:
     tree = yaml.compose(text, yaml.CSafeLoader)
     if tree and size(tree) > 4 * MOST:
         return [f"{path}: over {4 * MOST:,} values, aliases written out. Nothing was checked."]
-    content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if tree else None
+    content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if tree else {}
+    content = content if isinstance(content, dict) else {}
     ours = "recipe" in content or "recipe" in str(content.get("defaults", ""))
     root, place = ROOT if ours else VERL, dict(lines(tree))
     settings = [

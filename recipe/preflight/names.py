@@ -28,7 +28,7 @@ GPU_PACKAGES = (  # a login node may lack them
 def named(s: Setup) -> Iterator[str]:
     """Modules, classes, files and other things that keys name exist (keys.yaml)."""
     content: Any = OmegaConf.to_container(s.config, resolve=True)
-    values, defaults = dict(flat(content)), dict(flat(base()))
+    values, defaults = dict(flat(content)), {str(value) for _, value in flat(base())}
     # First the modules of the user, which may register what another key names.
     for key in sorted(values, key=lambda key: not key.endswith("external_lib")):
         row = row_of(key)
@@ -38,7 +38,7 @@ def named(s: Setup) -> Iterator[str]:
         beside = other if "." in other else f"{key.rpartition('.')[0]}.{other}"
         keys = [key, beside] if kind == "module" and len(row) > 1 else [key]
         name = values.get(beside) if len(keys) > 1 else other
-        if all(values[x] == defaults.get(x) for x in keys):
+        if all(str(values.get(x)) in defaults for x in keys):
             continue
         for text in map(str, paths_of(values[key])):
             try:
@@ -82,8 +82,10 @@ def find_in_module(text: str, name: str | None) -> Any:
         module = module.replace("/", ".")
     if module.partition(".")[0] in OURS:
         spec = find_spec(module)
-        source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-        if not spec or (name and not re.search(rf"\b{re.escape(name)}\b", source)):
+        file = Path(spec.origin) if spec and spec.origin else None
+        files = file.parent.glob("*.py") if file and file.name == "__init__.py" else [file]
+        texts = [x.read_text(encoding="utf-8") for x in files if x]
+        if not any(re.search(rf"\b{re.escape(name or '')}\b", text) for text in texts):
             raise ImportError(f"there is no {name or 'such module'}")
         return None
     if "/" in module or module.endswith(".py"):

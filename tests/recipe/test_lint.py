@@ -3,12 +3,28 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe import lint
+from recipe.config.compose import compose_config
 
 pytestmark = pytest.mark.config
-HEAD = "set -x\nsteps=3\nn=${N:-8}\npython3 -m verl.trainer.main_ppo "
+MAIN = "python3 -m verl.trainer.main_ppo"
+HEAD = f"set -x\nsteps=3\nn=${{N:-8}}\n{MAIN} "
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def findings(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str = "a.sh"
+) -> list[str]:
+    """The lines about a file, without its path; the exit code is 1 if there are any findings."""
+    path = tmp_path / name
+    path.write_text(text, newline="")
+    code = lint.main([str(path)])
+    lines = capsys.readouterr().out.replace(str(path), "").splitlines()
+    said = [line for line in lines if not line.startswith((": nothing to check", ": skipped"))]
+    assert code == bool(said)
+    return said
 
 
 @pytest.mark.parametrize(
@@ -19,20 +35,147 @@ A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         (f"{R}.top_p=$steps", f"{R}.top_p=3: should be less"),
         (f"{A}.kl_loss_coef=0.1", f"no effect with {A}.use_kl_loss=false"),
         ("critic.model.path=m algorithm.adv_estimator=grpo", "no effect with critic.enable=null"),
+        ("trainer.critic_warmup=5 algorithm.adv_estimator=grpo", "no effect with critic.enable"),
+        (f"{A}.kl_loss_type=k1 {A}.use_kl_loss=true", f"{A}.kl_loss_type=k1: as a loss"),
+        (f"{A}.kl_loss_type=kl {A}.use_kl_loss=true", f"{A}.kl_loss_type=kl: as a loss"),
         # Negative controls
         ("data.train_batch_size=$UNSET trainer.total_training_steps=$((2 * steps))", None),
         (f"{A}.use_kl_loss=False {A}.kl_loss_coef=0.1  # trainer.typo=1", None),
+        (f"{A}.use_kl_loss=True {A}.kl_loss_type=k1+", None),
+        (f"{A}.use_kl_loss=False {A}.kl_loss_type=kl", None),
+        ("trainer.critic_warmup=0 algorithm.adv_estimator=grpo", None),
         ("model_engine=megatron trainer.typo=1", None),
     ],
 )
 def test_findings(
     settings: str, message: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(HEAD + " \\\n    ".join(["", *settings.split(" ", 1)]) + "\n")
-    assert lint.main([str(script)]) == bool(message)
-    output = capsys.readouterr().out
-    assert message is None or (message in output and f"{script}:5: " in output)
+    text = HEAD + " \\\n    ".join(["", *settings.split(" ", 1)]) + "\n"
+    said = findings(text, tmp_path, capsys)
+    assert (message is None) == (said == [])
+    assert message is None or (message in said[0] and said[0].startswith(":5: "))
+
+
+TYPO = "trainer.nnodez=1"
+SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pretrain=m\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        # quotes
+        (f'{MAIN} "trainer.nnodes=1" "{TYPO}"', [1]),
+        (f"{MAIN} 'trainer.nnodes=1' 'trainer.total_epochs=abc'", [1]),
+        (f'{MAIN} trainer.project_name="\\"a #3\\"" {TYPO}', [1]),
+        (f"{MAIN} trainer.project_name=\"'run #3'\" trainer.nnodes=1", []),
+        # arrays, variables, defaults
+        (f'ARGS=(\n  trainer.nnodes=1\n  \'{TYPO}\'\n)\n{MAIN} "${{ARGS[@]}}" "$@"', [3]),
+        (f'ARGS=()\nARGS+=("{TYPO}")\n{MAIN} "${{ARGS[@]}}"', [2]),
+        (f'ALL="trainer.nnodes=1"\nALL+=" {TYPO}"\n{MAIN} $ALL', [2]),
+        (f'ALL="trainer.nnodes=1\n  {TYPO}"\n{MAIN} $ALL', [2]),
+        (f"{MAIN} {R}.top_p=${{P:-3}} trainer.nnodes=${{N:=abc}}", [1, 1]),
+        (f"P=.5\nP=3\n{MAIN} {R}.top_p=$P", [3]),
+        (f"P=3\n{MAIN} {R}.top_p=$(cat p) {R}.n=$P-$Q/$P", []),
+        (f"if [ $1 ]; then P=3; else P=2; fi\n{MAIN} {R}.top_p=$P", []),
+        (f"for p in 2 .5; do\n{MAIN} {R}.top_p=$p\ndone", []),
+        (f'run() {{\n  local p=$1; shift\n  {MAIN} {R}.top_p=$p "$@"\n}}\nrun 3 {TYPO}', [3, 5]),
+        (f'if [ $1 ]; then\n  M=({TYPO})\nfi\n{MAIN} "${{M[@]}}"', [2]),
+        # several commands, other programs, texts that are scripts
+        (f"{MAIN} algorithm.adv_estimator=gae critic.model.path=m\n{MAIN} trainer.nnodes=1", []),
+        (f"{MAIN} {A}.use_kl_loss=True\n{MAIN} {A}.kl_loss_coef=0.1", [2]),
+        (SFT + f"{MAIN} {TYPO}", [2]),
+        (f"{MAIN} trainer.nnodes=1\npython -m verl.trainer.main_eval data.path=x", []),
+        (f"ray job submit --working-dir . -- {MAIN} {TYPO} 2>&1 | tee log", [1]),
+        (f"python3 -u /x/verl/trainer/main_ppo.py {TYPO} &", [1]),
+        (f"python3 -m recipe.dapo.main_dapo {TYPO} critic.model.path=m", [1]),
+        (f"python -m recipe.train ppo {TYPO} critic.optim.lr=1e-4 --dry-run", [1]),
+        (f"cat > job.sh <<'JOB'\n{MAIN} \\\n    {TYPO}\nJOB\nsbatch job.sh", [3]),
+        (f"P=3\nsbatch <<JOB\n{MAIN} {R}.top_p=$P\nJOB", [3]),
+        (f'bash -c "cd x && {MAIN} \\\n  {TYPO}"', [2]),
+        (f'echo "{MAIN} {TYPO}"', []),
+        (f"python - <<'PY'\ndf.columns=[1]\nPY\n{MAIN} trainer.nnodes=1", []),
+        # hydra's syntax
+        (f"{MAIN} ~data.train_filez ~data.train_files", [1]),
+        (f"{MAIN} '{A}.optim={{lr: 1e-6, betaz: [0.9, 0.99]}}'", [1]),
+        (f"{MAIN} '{A}.optim={{lr: 7}}'", [1]),
+        (f"{MAIN} trainer.nnodes = 2", [1, 1, 1]),
+        (f"{MAIN} trainer.logger=console,wandb", [1]),
+        (f"{MAIN} critic@critic=dp_critic --config-dir /x trainer.nnodes=1", []),
+        (f"{MAIN} --config-name my_trainer {TYPO}", []),
+        (f"{MAIN} --config-name ppo_trainer.yaml {TYPO}", [1]),
+        # what ends a command
+        (f"{MAIN} \\\n  # {TYPO} \\\n  trainer.nnodes=1 \\\n  trainer.total_epochs=3", [3]),
+        (f"{MAIN} \\\n  trainer.nnodes=1 \\ \n  trainer.total_epochs=3", [3]),
+        (f"{MAIN} \\\n  trainer.nnodes=1\n  trainer.total_epochs=3 \\\n  {TYPO}", [3, 4]),
+        (f"{MAIN} \\\n\n  trainer.nnodes=1", [3]),
+        (f"{MAIN} \\\r\n  trainer.nnodes=1 \\\r\n  trainer.total_epochs=3\r\n", [1]),
+    ],
+)
+def test_scripts_are_read_as_the_shell_reads_them(
+    text: str, lines: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = findings(text, tmp_path, capsys)
+    assert sorted(int(line.split(":")[1]) for line in said) == lines, said
+
+
+def test_files_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content in (
+        ("binary", b"\x00\xff"),
+        ("latin.sh", b"# \xe9\nls\n"),
+        ("a.md", b"It's `x`"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: }")
+    (tmp_path / "other.yaml").write_text("site_name: x\nnav: [a]\n")
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    names = {"gone.sh": 1, ".": 1, "binary": 1, "bad.yaml": 1}
+    names |= {"latin.sh": 0, "a.md": 0, "other.yaml": 0, "list.yaml": 0}
+    for name, code in names.items():
+        assert lint.main([str(tmp_path / name)]) == code, name
+        output = capsys.readouterr().out
+        assert output.count("\n") == 1 and ("nothing to check" in output) == (code == 0), output
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "a.yaml",
+            "a0: &a0 [x, x]\n"
+            + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)),
+        ),
+        ("b.yaml", "a: &a {b: *a}\n"),
+        ("c.yaml", "a: " + "[" * 5000),
+        ("d.sh", MAIN + "".join(f" trainer.k{i}=1" for i in range(200_000))),
+        ("e.sh", MAIN + "".join(f" a.b{i}=1" for i in range(20_000))),
+        ("f.sh", "A=x\n" + 'A="$A$A"\n' * 60 + f"{MAIN} trainer.k=$A trainer.nnodez=1"),
+        (
+            "g.sh",
+            "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(40)) + f"f0\n{MAIN} a.b=1",
+        ),
+        ("h.sh", f'X=\'eval "$X" "$X" {MAIN} a.b=1\'\neval "$X"'),
+        ("i.sh", "(" * 5000 + MAIN),
+        ("j.sh", "true && " * 5000 + MAIN + " a.b=1"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_hostile_files_end(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(findings(text, tmp_path, capsys, name)) < 10
+
+
+@pytest.mark.parametrize("example", ["toy", "ppo", "prompt_aug"])
+def test_the_configuration_of_a_run_has_no_finding(
+    example: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (
+        compose_config("toy", ["method=ppo"]) if example == "ppo" else compose_config(example, [])
+    )
+    text = OmegaConf.to_yaml(config, resolve=True)
+    assert findings(text, tmp_path, capsys, "config.yaml") == []
+    text = text.replace("ppo_mini_batch_size:", "ppo_mini_batch_sise:", 1)
+    assert len(findings(text, tmp_path, capsys, "config.yaml")) == 1
 
 
 def test_a_configuration_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

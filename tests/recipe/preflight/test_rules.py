@@ -4,15 +4,18 @@ import copy
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import pytest
 import ray
+import torch
 import transfer_queue
 from composed import SHORT, changed
 from verl.trainer.ppo import core_algos
 
+from recipe.config import verl_types
+from recipe.config.verl import NO_GRADIENT_KL
 from recipe.preflight import checks, names
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
 from recipe.preflight.engine import ENGINE
@@ -59,6 +62,8 @@ REFUSED = [
     (f"{WEIGHTS} recipe.weights.clip_cov.lower=9", "recipe.weights.clip_cov"),
     ("recipe.weights.name=gaussian_covariance {LOSS}=kl_cov", "recipe.weights.name {LOSS}=kl_cov"),
     ("{LOSS}=clip_cov {A}.ppo_micro_batch_size_per_gpu=1", "{LOSS}=clip_cov"),
+    ("{A}.use_kl_loss=true {A}.kl_loss_type=k1", "{A}.kl_loss_type=k1"),
+    ("{A}.use_kl_loss=true {A}.kl_loss_type=kl", "{A}.kl_loss_type=kl"),
     ("{LOSS}=kl_cov {A}.ppo_mini_batch_size=16", "{A}.ppo_mini_batch_size"),
     ("{LOSS}=geo_mean", "method=gmpo"),
     (f"{{LOSS}}=gmpo {{A}}.policy_loss._target_={GMPO_TARGET}", "{LOSS}=gmpo {A}.loss_agg_mode"),
@@ -81,6 +86,8 @@ REFUSED = [
 ]
 ALLOWED_ALGORITHM = [
     "",
+    "{A}.use_kl_loss=true {A}.kl_loss_type=k1+",
+    "algorithm.use_kl_in_reward=true algorithm.kl_penalty=k1",
     PCL,
     MAXRL,
     SDPO,
@@ -297,6 +304,19 @@ def test_what_a_user_wrote_is_imported_and_called_once(
     refused = errors(toy, changes)
     wanted = [] if named is None else [named.format(**SHORT)]
     assert len(refused) == len(wanted) and all(text in refused[0] for text in wanted), refused
+
+
+def test_a_kl_loss_without_a_gradient_is_refused_and_no_other() -> None:
+    """The expectation over all tokens, by hand: sum of p times the gradient of verl's estimator."""
+    logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64).log()
+    without = set()
+    for name in get_args(verl_types.KLType):
+        logprobs = logits.log_softmax(0)
+        loss = (logprobs.exp().detach() * core_algos.kl_penalty(logprobs, reference, name)).sum()
+        (gradient,) = torch.autograd.grad(loss, logits)
+        without |= {name} if gradient.abs().max() < 1e-12 else set()
+    assert without == set(NO_GRADIENT_KL)
 
 
 AGENT, ATTENTION = "{R}.agent.agent_loop", "{MODEL}.override_config.attn_implementation"
