@@ -21,7 +21,16 @@ from omegaconf import OmegaConf
 
 from prompt_aug.base.commands import make_parser
 from prompt_aug.typed import shown
-from recipe.config.base import CONFIG, ROOT, base, flat, is_in, known_keys, verl_config
+from recipe.config.base import (
+    CONFIG,
+    ROOT,
+    base,
+    default_values,
+    flat,
+    is_in,
+    known_keys,
+    verl_config,
+)
 from recipe.config.compose import COMPOSING, OFF, is_open, one_line, parsed
 from recipe.config.verl import (
     ASYNCHRONOUS,
@@ -43,7 +52,7 @@ PROGRAMS = (MAIN, TRAIN, "recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
 SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]dapo[./]\S*main_dapo")
 SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
 OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")  # with a value
-LARGEST, MOST = 1_000_000, 5_000  # bytes and settings of a file; a command counts as 50
+LARGEST, MOST = 1_000_000, 5_000  # bytes and settings of a file; a command counts as 100
 # Values of verl's V1 trainer with FSDP; others are skipped.
 ENGINES = {
     "model_engine": ("dp",),
@@ -126,7 +135,7 @@ def of_script(path: Path, text: str) -> list[str]:
             launches[-1][1].extend(command.words)
             continue
         last = command if program else None
-    if sum(50 + len(words) for _, words in launches) > MOST:
+    if sum(100 + len(words) for _, words in launches) > MOST:
         return [f"{path}: {len(launches)} commands with too many settings. Nothing was checked."]
     if not launches:
         print(f"{path}: nothing to check: no command of {', '.join(PROGRAMS[:3])}")
@@ -221,7 +230,7 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
     """Yield the findings about settings that belong together; `only_keys`: not of their effects."""
     keys, config = known_keys(root), OmegaConf.create(base(root))
     values = {x.key: x.value if x.sure else UNKNOWN for x in settings if x.key in keys}
-    defaults = dict(flat(base(root)))
+    defaults = default_values(root)
     linked = [key for key, value in defaults.items() if only_keys and "${" in str(value)]
     for key, value in values.items():
         OmegaConf.update(config, key, None if value is UNKNOWN else value, merge=False)

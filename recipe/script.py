@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 OPEN = "\ue000"  # before and after an unknown part of a word
+UNKNOWN = re.compile(rf"{OPEN}[^{OPEN}]*{OPEN}")
 FIELD = re.compile(rf"(?:{OPEN}[^{OPEN}]*{OPEN}|\\\n|\S)+")
 LONGEST, MOST = 20_000, 300  # characters and words of a variable
 COMMANDS = 5_000  # after these no function and no text is followed
@@ -77,7 +78,7 @@ def merged(options: Sequence[list[Word]]) -> list[Word]:
 
 
 def source_of(node: Any) -> str:
-    return str(node.text.decode())
+    return str(node.text.decode(errors="replace"))
 
 
 class Reader:
@@ -97,7 +98,7 @@ class Reader:
         before = self.first, self.functions
         self.first, self.functions = first, {}
         self.visit(self.parser.parse(source.encode()).root_node)
-        for name, body in self.functions.items():
+        for name, body in [*self.functions.items()]:
             if name not in self.called:
                 self.visit(body)
         self.first, self.functions = before
@@ -166,7 +167,8 @@ class Reader:
             self.values["@"], self.functions[program] = outer, body
         else:
             for word in words:
-                if re.search(r"\s", word.text) and self.script.search(word.text):
+                known = UNKNOWN.sub("", word.text)
+                if re.search(r"\s", known) and self.script.search(known):
                     self.read(word.text, word.line)
 
     def here_document(self, node: Any) -> None:
@@ -240,7 +242,7 @@ class Reader:
         at, line = quotes, self.line(node)
         for child in [*(x for x in node.children if x.child_count), None]:
             end = child.start_byte - node.start_byte if child else len(node.text) - quotes
-            text = node.text[at:end].decode()
+            text = node.text[at:end].decode(errors="replace")
             yield Word(line, re.sub(r'\\(["\\$`])', r"\1", text))
             line += text.count("\n")
             if child:

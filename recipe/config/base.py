@@ -94,9 +94,15 @@ def _base(root: str) -> dict[str, Any]:
 
 
 @functools.cache
+def default_values(root: str = ROOT) -> dict[str, Any]:
+    """Return every key of `base` with its default, which callers must not change."""
+    return dict(flat(base(root)))
+
+
+@functools.cache
 def known_keys(root: str = ROOT) -> frozenset[str]:
     """Return the full name of every key and section of `base`."""
-    parts = (key.split(".") for key, _ in flat(base(root)))
+    parts = (key.split(".") for key in default_values(root))
     return frozenset(name for names in parts for name in accumulate(names, "{}.{}".format))
 
 

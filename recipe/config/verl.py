@@ -15,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.typed import UNSET, adapter, problems
-from recipe.config.base import CONFIG, ROOT, base, flat, is_in, known_keys
+from recipe.config.base import CONFIG, ROOT, base, default_values, flat, is_in, known_keys
 from recipe.config.settings import Recipe
 from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
@@ -156,7 +156,7 @@ def wrong_values(values: dict[str, Any], root: str = ROOT) -> dict[str, str]:
 
     Defaults are not checked, except that a mandatory value is set.
     """
-    defaults, errors = dict(flat(base(root))), dict[str, str]()
+    defaults, errors = default_values(root), dict[str, str]()
     for key, value in values.items():
         default = defaults.get(key)
         if not is_in(key, ("recipe", "eval")) and (value != default or value == UNSET):

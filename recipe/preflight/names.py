@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from recipe.config.base import base, flat, verl_config
+from recipe.config.base import default_values, flat, verl_config
 from recipe.config.compose import one_line
 from recipe.config.verl import off_switch, row_of
 from recipe.preflight.data import paths_of
@@ -28,7 +28,7 @@ GPU_PACKAGES = (  # a login node may lack them
 def named(s: Setup) -> Iterator[str]:
     """Modules, classes, files and other things that keys name exist (keys.yaml)."""
     content: Any = OmegaConf.to_container(s.config, resolve=True)
-    values, defaults = dict(flat(content)), {str(value) for _, value in flat(base())}
+    values, defaults = dict(flat(content)), set(map(str, default_values().values()))
     # First the modules of the user, which may register what another key names.
     for key in sorted(values, key=lambda key: not key.endswith("external_lib")):
         row = row_of(key)
