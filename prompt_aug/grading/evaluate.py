@@ -220,10 +220,6 @@ class Reader:
             raise Unsupported("trailing text")
         return value
 
-    def _done(self, _operation: str, value: Number) -> Number:
-        """Receive each intermediate value and its operation, "" for a number or a letter."""
-        return value
-
     def _peek(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
@@ -258,32 +254,30 @@ class Reader:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unsupported("nested too deep")
-        total, adds = self._signed(self._product), False
+        total = self._signed(self._product)
         while sign := self._took("+", "-"):
             term = self._product()
-            total, adds = self._combine(total, -term if sign == "-" else term, "+"), True
+            total = self._combine(total, -term if sign == "-" else term, "+")
         self._depth -= 1
-        return self._done("+", total) if adds else total
+        return total
 
     def _product(self) -> Number:
-        value, slashed, done = self._signed(self._power), False, ""
+        value, slashed = self._signed(self._power), False
         while token := self._peek():
             if self._took(*_TIMES):
-                done = done or "*"
                 value = self._combine(value, self._signed(self._power), "*")
             elif self._took(*_OVER):
                 value = self._combine(value, self._signed(self._power), "/")
-                slashed, done = token == "/", "/"
+                slashed = token == "/"
             elif self._starts_factor(token):
                 if slashed:
                     raise Unsupported("1/2x is ambiguous")
                 if token[0] in "0123456789." and self._tokens[self._at - 1][-1].isdigit():
                     raise Unsupported("two numbers side by side are no product")
-                done = done or "*"
                 value = self._combine(value, self._power(), "*")
             else:
                 break
-        return self._done(done, value) if done else value
+        return value
 
     def _starts_factor(self, token: str) -> bool:
         return token in "({" or token[0].isalnum() or token[0] in ".\\"
@@ -295,7 +289,7 @@ class Reader:
     def _power(self) -> Number:
         value = self._atom()
         if self._took("!"):
-            value = self._done("!", factorial(value))
+            value = factorial(value)
             if self._peek() == "!":
                 raise Unsupported("double factorial")
         if self._took(r"\degree"):
@@ -303,7 +297,7 @@ class Reader:
                 value, self._field.pi / 180 if self._in_angle else Fraction(1), "*"
             )
         if self._took("^"):
-            value = self._done("^", self._keep(power(value, self._script(), self._field)))
+            value = self._keep(power(value, self._script(), self._field))
             if self._peek() == "^":
                 raise Unsupported("double superscript")
         return self._keep(value)
@@ -334,9 +328,9 @@ class Reader:
                 raise TooBig("number")
             if self._peek() == "_":
                 raise Unsupported("number in another base")
-            return self._done("", Fraction(token))
+            return Fraction(token)
         if token in GREEK or token[0].isalpha():
-            return self._done("", self._variable(token))
+            return self._variable(token)
         return self._command(token)
 
     def _command(self, token: str) -> Number:
@@ -344,16 +338,16 @@ class Reader:
             return self._group()
         if token == r"\frac":
             top = self._argument()
-            return self._done("/", self._combine(top, self._argument(), "/"))
+            return self._combine(top, self._argument(), "/")
         if token == r"\sqrt":
             degree = self._group() if self._peek() == "[" else Fraction(2)
-            return self._done("^", self._keep(root(self._argument(), degree, self._field)))
+            return self._keep(root(self._argument(), degree, self._field))
         if token == r"\pi":
             return self._field.pi
         if token == r"\binom":
-            return self._done("!", binomial(self._argument(), self._argument()))
+            return binomial(self._argument(), self._argument())
         if token in FUNCTIONS:
-            return self._done("f", self._function(token))
+            return self._function(token)
         raise Unsupported(token)
 
     def _function(self, name: str) -> Number:

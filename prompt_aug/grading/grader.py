@@ -18,14 +18,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from prompt_aug.grading.echo import (
-    DRAWING,
-    MAX_QUESTION,
-    does_its_work,
-    is_copied,
-    is_unworked,
-    restates,
-)
+from prompt_aug.grading.echo import DRAWING, MAX_QUESTION, is_copied, is_unworked, last_side
 from prompt_aug.grading.equality import compare, words_of
 from prompt_aug.grading.evaluate import TooBig, digits, evaluate, mixed_as_sums
 from prompt_aug.grading.extract import (
@@ -105,7 +98,7 @@ def _verdict(gold: str, pred: str) -> tuple[str, str]:
 
 def _latex(text: str) -> str:
     """Return the text for latex2sympy, whose \\log has the base e."""
-    text = mixed_as_sums(_LOG.sub(r"\\log_{10}", text))
+    text = mixed_as_sums(braced(_LOG.sub(r"\\log_{10}", text)))
     return text.replace("\\degree", "^{\\circ}").strip()
 
 
@@ -246,15 +239,13 @@ def nesting(text: str) -> int:
 def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str]:
     """Return (status, detail)."""
     value, question = stated_value(answer), DRAWING.sub(" ", question or "")[:MAX_QUESTION]
-    if question and (
-        is_copied(answer, golds, question) or does_its_work(value or answer, golds, question)
-    ):
+    shown = last_side(canonical(answer)).partition(r"\approx")[0]
+    texts = filter(None, (answer, value, shown))
+    if question and any(is_copied(text, golds, question) for text in texts):
         return "echo", "the question's own formula, or one still to be worked out"
     status, detail = _compare(answer, golds)
     if status in ("wrong", "unparsable") and value is not None:
         status, detail = _compare(value, golds)
-    if question and status == "correct" and restates(answer, value, golds, question):
-        return "echo", "it comes to the question's own formula, or to one still to be solved"
     return status, detail
 
 

@@ -68,7 +68,7 @@ ECHO = page("prediction", "gold", "question", "verdict")
 def test_the_tables_are_found() -> None:
     forms = [row[2] for row in PAIRS if row[0].startswith("forms_")]
     assert [forms.count(verdict) for verdict in ("right", "refused", "wrong")] == [22, 3, 22]
-    assert len(EXTRACTION) >= 9 and len(EQUALITY) >= 11 and len(ECHO) >= 7 and len(KEPT) >= 150
+    assert len(EXTRACTION) >= 9 and len(EQUALITY) >= 11 and len(ECHO) >= 3 and len(KEPT) >= 150
 
 
 @pytest.mark.parametrize("row", [*EXTRACTION, *(row[:2] for row in kept("extraction"))])
