@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from prompt_aug.grading.evaluate import TooBig, Unsupported, evaluate, surely_different
 from prompt_aug.grading.normalize import TEXT_PATTERN, canonical
-from prompt_aug.grading.structure import split_top
+from prompt_aug.grading.structure import BUILDER, split_top
 from prompt_aug.grading.units import split_unit
 
 DRAWING = re.compile(r"\[asy\].*?(\[/asy\]|\Z)", re.DOTALL)  # whose coordinates are no formulas
@@ -61,7 +61,6 @@ _ASKED = (
 )
 _REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({\[]*(\d{1,18})")
 _PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
-_BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s*$")  # {x | x > 2}
 _PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
 _UNARY_MINUS = re.compile(r"(?<![\w)}\]!])\s*[-+]")
 _OPERATION = re.compile(r"\\(?:frac|sqrt|cdot|times|div|binom)(?![a-zA-Z])|[-+*/^!]")
@@ -125,7 +124,7 @@ def _is_new(sign: re.Pattern[str], text: str, golds: Sequence[str]) -> bool:
 
 
 def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
-    written = _BUILDER.sub(r"\1", written)  # its bar is not an absolute value
+    written = BUILDER.sub(r"\1", written)  # its bar is not an absolute value
     undivided = any(  # 17 mod 5 and 2^{100} mod 7; 7 mod 11 is a residue class
         number and not (number.isdecimal() and int(number[:20]) < int(modulus))
         for number, modulus in _REMAINDER.findall(written)

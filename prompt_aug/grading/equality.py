@@ -57,6 +57,8 @@ _NO_NUMBER = (
 )
 # Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
 _NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
+_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+_AND = re.compile(r"(?<![\\a-zA-Z])and(?![a-zA-Z])")
 _OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 
 
@@ -107,11 +109,20 @@ def _compare_structures(gold: Node, pred: Node, oracle: Oracle | None) -> bool |
     if "leaf" in kinds:
         return _mixed(gold, pred, oracle)
     if "union" in kinds:
+        if "list" in kinds and all(map(_are_intervals, (gold, pred))):
+            return _unordered(gold, pred, oracle)
         same = len(kinds) == 1 and _unordered(gold, pred, None)
         return True if same else _ask(gold, pred, oracle)
     if "matrix" in kinds:
         return _compare_matrices(gold, pred, oracle)
     return (_compare_tuples if "tuple" in kinds else _unordered)(gold, pred, oracle)
+
+
+def _are_intervals(node: Node) -> bool:
+    """Return whether all items are intervals or, as in `x < 2 or x > 3`, bounds of one letter."""
+    letters = set(_LETTER.findall(node.text))
+    several = node.kind == "list" and (len(letters) > 1 or _AND.search(node.text))
+    return not several and all(item.relation or item.bounds for item in node.items)
 
 
 def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -157,6 +168,8 @@ def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     """Compare a leaf with a structure. Only algebra can prove them equal (an inequality)."""
     leaf, structure = (gold, pred) if gold.kind == "leaf" else (pred, gold)
     several = structure.kind in ("list", "set", "matrix", "tuple") and not leaf.relation
+    if structure.kind == "tuple" and any(item.label for item in structure.items):
+        return False  # x = 1, y = 2 is no interval
     if several and (is_number(leaf.text.replace("%", "")) or words_of(leaf.text)):
         return False
     return _ask(gold, pred, oracle)

@@ -89,6 +89,12 @@ _SUPPOSED = re.compile(
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
 _MIN_PROSE_WORDS = 2
+# A label before a value: "Answer \[9\]" (tests of Math-Verify), \text{Final answer: }9.
+_TITLED = re.compile(
+    r"(?:\\text\w*\{|\*\*)?\s*((?:[A-Za-z]{2,3} )?(?:[A-Za-z]{4,}|Ans|Sum|So)(?: [a-z]+){0,3})"
+    r"\s*([:=]?)\s*(?:\}|\*\*)?\s*([:=]?)\s*(\S.*?)[\s.]*",
+    re.DOTALL,
+)
 _DENIES = re.compile(
     r"\b(?:not|cannot|can['’]t|isn['’]t|never|false|wrong|incorrect|at least|at most)\b",
     re.IGNORECASE,
@@ -200,11 +206,17 @@ def conclusion(text: str) -> str | None:
 def stated_value(answer: str) -> str | None:
     r"""Return the value that an answer with words states: 6\sqrt3 of `\text{The area is }6\sqrt3`.
 
-    It follows "is", "are", "equals" or "=". None if the words deny, doubt or offer a choice.
+    It follows "is", "are", "equals" or "=", or a label. None if the words deny, doubt, offer a
+    choice or change the value.
     """
     plain = TEXT.sub(r" \1 ", canonical(answer))
     if UNSURE.search(plain) or _SUPPOSED.search(plain.rstrip(" .0123456789")):
         return None
+    titled = _TITLED.fullmatch(answer.strip())
+    if titled and split_unit(rf"1\text{{ {titled[1]}}}")[1] is not None:
+        value = titled[4]
+        if _ANY_SPAN.fullmatch(value) or ((titled[2] or titled[3]) and is_value(value)):
+            return value
     if len([word for word in _WORD.findall(plain) if word not in _KNOWN]) < _MIN_PROSE_WORDS:
         return None
     return _after_copula(plain.strip(" ."))

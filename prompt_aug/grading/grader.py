@@ -29,7 +29,7 @@ from prompt_aug.grading.extract import (
     open_box,
     stated_value,
 )
-from prompt_aug.grading.normalize import canonical, is_balanced, squeeze
+from prompt_aug.grading.normalize import braced, canonical, is_balanced, squeeze
 from prompt_aug.grading.pool import GraderError, default_pool
 from prompt_aug.grading.structure import Node, build
 from prompt_aug.grading.units import split_unit
@@ -190,6 +190,8 @@ def _stated(gold: str) -> str:
     """Return the answer that a boxed gold, or a whole worked solution, states."""
     if (opened := open_box(gold)) is not gold:
         return opened
+    if gold.count("}") == gold.count("{") + 1:
+        gold = gold.rstrip().removesuffix("}")  # in answers of MathArena
     return after_phrase(gold) or gold if "nswer" in gold or "####" in gold else gold
 
 

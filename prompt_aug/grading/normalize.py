@@ -8,6 +8,8 @@ import functools
 import re
 import unicodedata
 
+from prompt_aug.grading.units import UNSURE
+
 TEXT_PATTERN = r"\\text\{[^{}]*\}"  # words in canonical LaTeX
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SIGNS = {
@@ -55,6 +57,8 @@ _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # Escaped twice, as in tests of Math-Verify: -2 \\le x \\le 7.
+        (r"(?<!\\)\\(\\(?:[dt]?frac|sqrt|left|right|[lg]eq?|in|pi|infty|cup|text)\b)", r"\1"),
         (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # the end of a matrix row; `(?<!\\)` below keeps it
         (r"\\(?:[dtcs]|nice)?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
@@ -76,7 +80,9 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:dots|ldots|cdots)(?![a-z])", "..."),
         (r"\^\s*(?:\{\s*)?\\(?:circ|degree)(?![a-z])\s*\}?|\\degree(?![a-z])", r"\\degree "),
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-z]))", "'"),
-        (r"\\%|\s*\bpercent(?![a-zA-Z])", "%"),
+        # 28 pct: tests of Math-Verify
+        (r"\\%|\s*(?<![a-zA-Z])(?:per ?cent|pct\.?)(?![a-zA-Z])", "%"),
+        (r"\\(?:simeq|approxeq|doteq)(?![a-zA-Z])", r"\\approx "),
         (r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|log|ln|frac)(?![a-zA-Z])", r"\\\1"),
         (r"(?<=\d)[eE]([+-]?\d{1,4})(?!\d|\.\d)", r"\\times 10^{\1}"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
@@ -92,6 +98,16 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 # Keeps an ellipsis, except after a decimal: "5, ..." is not 5.
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
+# Remarks in brackets after an answer; golds and answers of MathArena have "(about 18.9 cards)".
+_NEAR = re.compile(
+    r"(?:or |i\.e\.,? ?)?(?:about|approx(?:imately)?\.?|around|roughly|nearly|\\approx):? ?"
+    r"([-+]?[\d.,]*\d(?: ?\\times ?10\^ ?-?\d+)?%?) ?([A-Za-z][A-Za-z .]*)?"
+)
+_REASON = re.compile(r"(?:since|because|as|where)\b")
+_REMARK = re.compile(r"(?=.*[A-Za-z]{4}|in )[A-Za-z]{2,}(?: [A-Za-z]+)*")
+# TeX without braces: an argument is one token.
+_PIECE = re.compile(r"\\[a-zA-Z]+|\s+|\\?.", re.DOTALL)
+_ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1, "^": 1, "_": 1}
 _BRACKETS = re.compile(r"[{(\[)\]}]")
 _BRACKET = re.compile(r"\\[\\{}]|[{}()\[\]]")
 _CHOICE_MARK = re.compile(r"^\s*(?:\\text\{)?\s*[A-Ja-j]\s*\)(?=[^)]*$)")
@@ -109,7 +125,53 @@ def canonical(text: str) -> str:
     text = _FONTS.sub(_text, text)
     while "{" in text and (shown := _IDLE_BRACES.sub(r"\1", text)) != text:
         text = shown
-    return _TRAILING.sub("", text).strip()
+    return remark_as_unit(_TRAILING.sub("", text).strip())
+
+
+def remark_as_unit(text: str) -> str:
+    r"""Return `\frac{41}{6}\text{ (about }6.8\text{ m)}` as `\frac{41}{6}\approx 6.8\text{ m}`.
+
+    Other words in brackets become words after the value, as a unit; "(since x > 0)" is dropped.
+    """
+    if (start := text.rfind("(")) < 1:
+        return text
+    inside = " ".join(re.sub(r"\\text\{|[{}]", " ", text[start + 1 :]).split())
+    value = text[:start].rstrip()
+    if not value or inside.find(")") != len(inside) - 1:
+        return text
+    closing = "}" * (value.count("{") - value.count("}"))
+    value = value.removesuffix(r"\text{") if value.endswith(r"\text{") else value + closing
+    if near := _NEAR.fullmatch(inside[:-1].strip()):
+        return rf"{value}\approx {near[1]}" + (rf"\text{{ {near[2]}}}" if near[2] else "")
+    if _REASON.match(inside) and not UNSURE.search(inside):
+        return value
+    worded = _REMARK.fullmatch(inside[:-1]) and value[-1:] in "0123456789)]}%"
+    return rf"{value}\text{{ {inside[:-1]}}}" if worded else text
+
+
+def braced(text: str) -> str:
+    r"""Put arguments in braces, for latex2sympy: `\frac{n(n-1)}2`, `\sqrt y`, `\sqrt\frac12`."""
+    tokens = _PIECE.findall(text)[::-1]
+
+    def piece() -> str:
+        token = tokens.pop()
+        if token == "{":
+            while tokens and tokens[-1] != "}":
+                token += piece()
+            return token + (tokens.pop() if tokens else "")
+        if token == r"\sqrt" and tokens[-1:] == ["["]:
+            while tokens and token[-1] != "]":
+                token += tokens.pop()
+        for _ in range(_ARGUMENTS.get(token.partition("[")[0], 0)):
+            while tokens and tokens[-1].isspace():
+                tokens.pop()
+            if not tokens or tokens[-1] in "})(" or (token in "^_" and tokens[-1][0] != "\\"):
+                break  # \sqrt(3), 2^-3
+            argument = piece()
+            token += argument if argument[0] == "{" else f"{{{argument}}}"
+        return token
+
+    return "".join(iter(lambda: piece() if tokens else "", ""))
 
 
 def _price(match: re.Match[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, product
 
 from prompt_aug.grading.evaluate import evaluate
-from prompt_aug.grading.normalize import TEXT_PATTERN, end_of_group
+from prompt_aug.grading.normalize import TEXT_PATTERN, end_of_group, remark_as_unit
 from prompt_aug.grading.units import UNSURE, split_unit
 
 MAX_DEPTH = 12
@@ -20,6 +20,7 @@ _NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}=]*\}|\\angle\s*[A-Z]{1,3}|[A-Za-z
 _LABEL = re.compile(
     rf"\s*((?:{_NAME})'*\s*(?:_\s*(?:\{{[^{{}}=]*\}}|\w))?\s*(?:\([^()=]{{1,20}}\))?)\s*=\s*(?=\S)"
 )
+BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s*$")  # {x | x > 2}
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?![a-zA-Z])")
 _NOT_A_LABEL = re.compile(
     rf"\\(?:frac|sqrt|pi|sin|cos|tan|log|ln|pm|infty|begin|let|[exg]?def)|{UNSURE.pattern}",
@@ -81,22 +82,47 @@ def build(text: str, depth: int = 0) -> Node:
     label = _LABEL.match(text)
     if label and not _NOT_A_LABEL.search(label[1]):
         node = build(text[label.end() :], depth + 1)
-        if not node.relation and node.kind != "list":
-            return replace(node, label="".join(label[1].split()))
+        plain = not any(item.label or item.relation for item in node.items)
+        if not node.relation and (plain or node.kind != "list"):
+            return _labeled(node, "".join(label[1].split()))
     if (number := _number(text, depth)) is not None:
         return number
     for kind, parts in (("union", split_top(text, r"\\cup")), ("list", split_list(text))):
         if len(parts) > 1:
-            return _group(kind, parts, text, depth)
+            return _solutions(_group(kind, parts, text, depth))
     return _bracketed(text, depth) or _leaf(text, depth)
 
 
+def _labeled(node: Node, name: str) -> Node:
+    """Label a node and, as in `a = 4, -8`, every value of a list."""
+    if node.kind not in ("list", "either"):
+        return replace(node, label=name)
+    items = tuple(_labeled(item, name) for item in node.items)
+    if node.kind == "list":
+        return replace(node, items=items, text=f"{name}={node.text}")
+    return replace(node, items=items, label=name)
+
+
+def _solutions(node: Node) -> Node:
+    """Add the reading of `p = 5, q = 2; p = 7, q = 2` as a list of tuples: (5, 2), (7, 2)."""
+    labels = [item.label for item in node.items]
+    size = len(set(labels))
+    repeated = labels[:size] * (len(labels) // size) == labels
+    if node.kind != "list" or not all(labels) or not 1 < size < len(labels) or not repeated:
+        return node
+    rows = (node.items[start : start + size] for start in range(0, len(labels), size))
+    tuples = tuple(
+        Node("tuple", ", ".join(f"{item.label}={item.text}" for item in row), row) for row in rows
+    )
+    return Node("either", node.text, (replace(node, items=tuples), node))
+
+
 def _peel(text: str) -> str:
-    """Remove braces that enclose the whole text, and the name of a member of a set."""
+    """Remove braces around the whole text, and the name of a member of a set."""
     text = text.strip()
     while text.startswith("{") and end_of_group(text, 0) == len(text):
         text = text[1:-1].strip()
-    return _MEMBER.sub("", text)
+    return remark_as_unit(_MEMBER.sub("", BUILDER.sub(r"\1", text)))
 
 
 def _named(names: str, node: Node, text: str) -> Node:

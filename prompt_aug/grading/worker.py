@@ -193,6 +193,36 @@ def _both_unsolvable(wanted: Any, target: Any) -> bool:
     return bool(ratio.free_symbols)
 
 
+def _same_where_real(wanted: Any, target: Any) -> bool:
+    r"""Return whether two formulas are real at the same values of a letter, and equal there.
+
+    `\sqrt{5/y}` and `\sqrt5/\sqrt y` are, although they differ at complex numbers. Only one letter
+    may be below a root or in a logarithm.
+    """
+    from sympy import Dummy, Expr, Interval, Pow, S, Union, log, oo, simplify
+    from sympy.calculus.util import continuous_domain
+
+    if not (isinstance(wanted, Expr) and isinstance(target, Expr)):
+        return False
+    difference, positive = wanted - target, Dummy(positive=True)
+    partial = (p for p in difference.atoms(log, Pow) if not (p.is_Pow and p.exp.is_integer))
+    letters = {letter for part in partial for letter in part.free_symbols}
+    if len(letters) != 1:
+        return False
+    (letter,) = letters
+    domain, other = (continuous_domain(value, letter, S.Reals) for value in (wanted, target))
+    pieces = domain.args if isinstance(domain, Union) else (domain,)
+    if domain != other or domain == S.Reals or not all(isinstance(p, Interval) for p in pieces):
+        return False
+    for low, high in ((piece.start, piece.end) for piece in pieces):
+        inside = (low + high * positive) / (1 + positive)
+        if oo in (high, -low):
+            inside = low + positive if high == oo else high - positive
+        if simplify(difference.subs(letter, inside)) != 0:
+            return False
+    return True
+
+
 def judge(gold: str, pred: str) -> dict[str, str]:
     """Return the verdict on one pair as a reply.
 
@@ -219,6 +249,7 @@ def judge(gold: str, pred: str) -> dict[str, str]:
         equal = verify(
             wanted, target, timeout_seconds=0, allow_set_relation_comp=True, raise_on_error=True
         )
+        equal = equal or _same_where_real(wanted, target)
         if equal and _both_unsolvable(wanted, target):
             return {"status": "wrong", "detail": "two equations without a solution"}
     except (MemoryError, RecursionError, RefusedOperation):
