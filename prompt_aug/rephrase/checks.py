@@ -9,7 +9,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -294,8 +294,40 @@ def relations(formulas: Sequence[str]) -> dict[tuple[str, str], set[str]]:
     return signs
 
 
+# Hours other than a half are not converted: it let a changed question of GSM-Plus pass.
+_PARTS = {"decade": (120, "months"), "year": (12, "months"), "week": (7, "days")}
+_AMOUNT = re.compile(
+    r"\b(?:half(?:[\s-]an?)?[\s-]hours?|(an?|one|two|three|four|five|six|\d+)[\s-]"
+    rf"({'|'.join(_PARTS)})s?)\b",
+    re.IGNORECASE,
+)
+
+
+def converted(reading: Reading) -> Reading:
+    """Return the text with half hours, weeks, years and decades in smaller units."""
+
+    def smaller(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "30 minutes"
+        count, unit = _PARTS[match[2].lower()]
+        values = [number.value for number in numbers(Reading(match[1]))]
+        return f"{count * values[0] if values else count} {unit}"
+
+    return replace(reading, prose=_AMOUNT.sub(smaller, reading.prose))
+
+
 def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
-    """Yield a reason for values that went missing, came in, or changed their count."""
+    """Yield a reason for values that went missing, came in, or changed their count.
+
+    Values that are equal after a conversion, as a decade and 10 years, give none.
+    """
+    smaller = converted(question), converted(candidate)
+    if smaller != (question, candidate) and not any(_number_changes(*smaller)):
+        return
+    yield from _number_changes(question, candidate)
+
+
+def _number_changes(question: Reading, candidate: Reading) -> Iterator[Reason]:
     both = (question, candidate), (candidate, question)
     lost, new, fewer, more = (
         unmatched(*pair, counted) for counted in (False, True) for pair in both

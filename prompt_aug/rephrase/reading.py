@@ -38,6 +38,7 @@ _SHORT = re.compile(r"(\\sqrt|\\frac\{[^{}]*\})\s*(\w)")  # an argument without 
 _FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
 # Brackets around a numerator without signs, or around one letter or number. 1/(2x) is not 1/2x.
 _ALONE = re.compile(r"(?<![\w)])\(([\w.^]+)\)(?=/)|(?<=[/^])\((\w(?:\^\w)?|\d+|pi)\)")
+_IDLE = re.compile(r"\\(?:cdot|times)|\\(?:begin|end)\([a-z]+\*?\)|[\s*\\]")
 _SEPARATOR = re.compile(r"\\\\|\\(?:text|mbox|textnormal)\s*\{[^{}]*[a-z]{2}[^{}]*\}")
 
 
@@ -114,7 +115,7 @@ def compact(formula: str) -> str:
     plain = squeeze(_RELATION.sub(lambda match: _RELATIONS[match[1]], plain))
     plain = _FRACTION.sub(r"(\1)/(\2)", _SHORT.sub(r"\1{\2}", plain))
     plain = plain.translate(str.maketrans("{}[]", "()()"))
-    return _ALONE.sub(r"\1\2", re.sub(r"[\s*\\]", "", plain))
+    return _ALONE.sub(r"\1\2", _IDLE.sub("", plain))
 
 
 _UNITS = "one|two|three|four|five|six|seven|eight|nine"
