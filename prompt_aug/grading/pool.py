@@ -8,6 +8,7 @@ The time limit of a request starts when a worker is free.
 import atexit
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.grading.worker import FOREIGN, is_open
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -85,12 +87,14 @@ class _Worker:
             )
         except OSError as error:  # not a fault of the answer
             raise GraderError(f"the grading worker {_PYTHON} cannot start: {error}") from error
-        self._buffer = b""
         self._check_ready()
 
     def _check_ready(self) -> None:
         line = self._read_line(_START_SECONDS)
-        warm = json.loads(line)["ready"] if line else ["it did not start"]
+        try:
+            warm = json.loads(line)["ready"] if line else ["it did not start"]
+        except (ValueError, TypeError, KeyError):  # an import wrote to every descriptor
+            warm = [f"{line!r:.80} is no reply"]
         if "correct" not in warm:
             self.kill()
             if self._own and not line:
@@ -106,37 +110,49 @@ class _Worker:
                 f"`{_PYTHON} -c 'import math_verify'`, then install math-verify==0.9.0"
             )
 
-    def _read_line(self, seconds: float) -> bytes | None:
-        """Return one line; None if the worker is gone or the time is over."""
+    def _read_line(self, seconds: float, token: bytes = b"") -> bytes | None:
+        """Return a line, or bytes that do not begin with `token`.
+
+        None if the worker is gone or the time is over.
+        """
         assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
-        poll = select.poll()  # select() fails on descriptors of 1024 and more
-        poll.register(descriptor, select.POLLIN)
-        end = time.monotonic() + seconds
-        while b"\n" not in self._buffer:
-            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+        end, line = time.monotonic() + seconds, b""
+        while is_open(line, token):
+            if not self.speaks(max(0.0, end - time.monotonic())):
                 return None
-            if not (chunk := os.read(descriptor, 1 << 16)):
+            if not (chunk := os.read(self.process.stdout.fileno(), 1 << 16)):
                 return None
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
+            line += chunk
         return line
 
+    def speaks(self, seconds: float = 0.0) -> bool:
+        """Return True if bytes, or the end of the worker, can be read within `seconds`."""
+        assert self.process.stdout is not None
+        poll = select.poll()  # select() fails on descriptors of 1024 and more
+        poll.register(self.process.stdout, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the reply; None if this worker is lost."""
+        """Return the reply, which begins with the random token sent; None if the worker is lost."""
         assert self.process.stdin is not None
-        limit = self._settings.wall_seconds + _SLACK_SECONDS
+        limit, token = self._settings.wall_seconds + _SLACK_SECONDS, secrets.token_hex(16).encode()
         end = time.monotonic() + limit
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(token + b" " + json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            line = self._read_line(limit)
+            line = self._read_line(limit, token)
         except (OSError, ValueError):  # ValueError: `kill` has closed the pipe
             line = None
         if line is None and time.monotonic() >= end:  # what it runs has reset the kernel's timer
             self.kill()
             return {"status": "timeout", "detail": "wall"}
-        return None if line is None else json.loads(line)
+        if line is None or not line.startswith(token):
+            return None
+        try:
+            reply = json.loads(line.removeprefix(token))
+        except (ValueError, RecursionError):
+            reply = None
+        return reply if isinstance(reply, dict) and reply.keys() >= FOREIGN.keys() else FOREIGN
 
     def kill(self) -> None:
         """End the worker and the process that it forked."""
@@ -167,6 +183,9 @@ class WorkerPool:
                 raise GraderError("the grading pool is closed; make a new one")
             try:
                 worker = self._idle.pop()
+                if worker.speaks():  # it is dead, or a call has written to its pipe since
+                    worker.kill()
+                    worker = _Worker(self.settings)
             except IndexError:
                 worker = _Worker(self.settings)
             try:

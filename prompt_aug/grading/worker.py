@@ -10,8 +10,11 @@ The kernel ends a child that runs too long, even inside one big C call: SIGPROF 
 `wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses what a hole in a parser could
 reach: compiling text, writing files, processes, sockets.
 
-Request:  {"gold": str, "pred": str}, LaTeX without delimiters.
-Reply:    {"status": "correct" | "wrong" | "unparsable" | "timeout" | "error", "detail": str}
+Request:  TOKEN {"gold": str, "pred": str}, LaTeX without delimiters.
+Reply:    TOKEN {"status": "correct" | "wrong" | "unparsable" | "timeout" | "error", "detail": str}
+
+TOKEN is random, so that only a reader of a request can reply to it. Any other byte from a child
+ends it; the verdict is then "error".
 It imports nothing of this project.
 """
 
@@ -24,6 +27,7 @@ import pkgutil
 import random
 import re
 import resource
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +38,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 REQUESTS_PER_CHILD = 2000  # sympy's caches grow
+REPLY_BYTES = 2**24  # no reply is longer
+FOREIGN = {"status": "error", "detail": "bytes that are no reply on the channel of replies"}
 ORPHAN_CHECK_SECONDS = 5.0
 MAX_RECURSION = 3000
 _PR_SET_PDEATHSIG = 1
@@ -278,10 +284,9 @@ def _answer(line: bytes, limits: Limits) -> dict[str, str]:
 
 def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
     _confine(limits)
-    for _ in range(REQUESTS_PER_CHILD):
-        if not (line := requests.readline()):
-            return
-        replies.write(json.dumps(_answer(line, limits)).encode() + b"\n")
+    for line in requests:
+        token, _, request = line.partition(b" ")
+        replies.write(token + b" " + json.dumps(_answer(request, limits)).encode() + b"\n")
         replies.flush()
 
 
@@ -292,66 +297,94 @@ Died = Callable[[], object]  # called after the death of a child; int does nothi
 class Child(NamedTuple):
     pid: int
     requests: BinaryIO
-    replies: BinaryIO
+    replies: int
 
 
-def _fork(limits: Limits, serve: Serve) -> Child:
+def _fork(limits: Limits, serve: Serve, parents: int) -> Child:
+    """Fork a child without the parent's descriptors: 0, 1, and `parents` for its replies."""
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            for descriptor in (request_write, reply_read, 0, 1):  # 0 and 1 are the parent's
+            for descriptor in {request_write, reply_read, 0, 1, parents}:
                 os.close(descriptor)
-            with os.fdopen(request_read, "rb") as requests, os.fdopen(reply_write, "wb") as replies:
-                serve(requests, replies, limits)
+            serve(os.fdopen(request_read, "rb"), os.fdopen(reply_write, "wb"), limits)
             status = 0
         finally:
-            os._exit(status)
+            os._exit(status)  # the pipes end now, and not before
     os.close(request_read)
     os.close(reply_write)
-    return Child(pid, os.fdopen(request_write, "wb"), os.fdopen(reply_read, "rb"))
+    return Child(pid, os.fdopen(request_write, "wb"), reply_read)
 
 
-def _cause_of_death(child: Child) -> dict[str, str]:
-    child.replies.close()
+def is_open(reply: bytes, token: bytes) -> bool:
+    """Return True if these bytes may become a reply: more of them should be read."""
+    begun = reply[: len(token)] == token[: len(reply)]
+    return begun and b"\n" not in reply and len(reply) < REPLY_BYTES
+
+
+def _exchange(child: Child, line: bytes, token: bytes) -> bytes:
+    """Send a request; return what comes back, empty if the child has died."""
+    with suppress(BrokenPipeError):
+        child.requests.write(line)
+        child.requests.flush()
+    reply = b""
+    while is_open(reply, token) and (more := os.read(child.replies, 2**16)):
+        reply += more
+    return reply
+
+
+def _end(child: Child, died: Died) -> tuple[dict[str, str], bool]:
+    """Kill a child; return its cause of death, and whether it wrote more than what was read."""
     with suppress(BrokenPipeError):
         child.requests.close()
+    os.kill(child.pid, signal.SIGKILL)  # without effect on a child that has died
     _, status = os.waitpid(child.pid, 0)
+    died()
+    more = bool(select.select([child.replies], [], [], 0)[0] and os.read(child.replies, 1))
+    os.close(child.replies)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         if limit := {"SIGPROF": "cpu", "SIGALRM": "wall"}.get(name):
-            return {"status": "timeout", "detail": limit}
-        return {"status": "error", "detail": f"killed by {name}"}
-    return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}
+            return {"status": "timeout", "detail": limit}, more
+        return {"status": "error", "detail": f"killed by {name}"}, more
+    return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}, more
 
 
 def answer_requests(
-    parent: int, replies: int, limits: Limits, serve: Serve = _serve, died: Died = int
+    parent: int,
+    replies: BinaryIO,
+    limits: Limits,
+    serve: Serve = _serve,
+    died: Died = int,
+    per_child: int = REQUESTS_PER_CHILD,
 ) -> None:
-    """Pass the requests of stdin to a child and its replies to the descriptor `replies`.
+    """Pass the requests of stdin to children, `per_child` to each, and their replies to `replies`.
 
     Ends with stdin or with the caller, since another process may hold the pipe.
     """
     signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, ORPHAN_CHECK_SECONDS, ORPHAN_CHECK_SECONDS)
     child: Child | None = None
+    served = 0
     for line in sys.stdin.buffer:
-        for _ in range(2):  # replaces a child that has retired without a reply
-            child, reply = child or _fork(limits, serve), b""
-            with suppress(BrokenPipeError):
-                child.requests.write(line)
-                child.requests.flush()
-                reply = child.replies.readline()
-            if reply:
-                break
-            cause = _cause_of_death(child)
-            died()
-            child, reply = None, json.dumps(cause).encode() + b"\n"
-            if cause["detail"] != "exit code 0":
-                break
-        os.write(replies, reply)
+        if child and select.select([child.replies], [], [], 0)[0]:  # it died, or has more to say
+            _end(child, died)
+            child = None
+        if child is None:
+            child, served = _fork(limits, serve, replies.fileno()), 0
+        token, served = line.partition(b" ")[0] + b" ", served + 1
+        reply = _exchange(child, line, token)
+        whole = reply.startswith(token) and reply.find(b"\n") == len(reply) - 1
+        if not whole or served == per_child:
+            cause, more = _end(child, died)
+            child = None
+            if more or not whole:
+                reply = token + json.dumps(FOREIGN if reply else cause).encode() + b"\n"
+        replies.write(reply)
+        replies.flush()
 
 
 def _import_all() -> None:
@@ -378,10 +411,11 @@ def main() -> None:
         warm = [judge(gold, pred)["status"] for gold, pred in _WARM_UP]
     except Exception as error:  # reported to the caller, which raises GraderError
         warm = [f"{type(error).__name__}: {error}"]
-    os.write(1, json.dumps({"ready": warm}).encode() + b"\n")
+    sys.stdout.buffer.write(json.dumps({"ready": warm}).encode() + b"\n")
+    sys.stdout.flush()
     gc.collect()
     gc.freeze()  # keeps the warmed heap out of the forks' garbage collection, so pages stay shared
-    answer_requests(parent, 1, limits)
+    answer_requests(parent, sys.stdout.buffer, limits)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
 
 from prompt_aug.grading import Extraction, Grade
 from prompt_aug.grading.extract import extract
@@ -36,6 +38,16 @@ class VerifierLimits(Record):
     cpu_seconds: Above0 = 10.0
     wall_seconds: Above0 = 30.0
     memory_gib: Above0 = 2.0
+
+
+class Reply(Record):
+    """Reply of a process that ran the user's code, which can forge the reply to its own call."""
+
+    status: Literal["correct", "wrong", "timeout", "error", "bad_result"]
+    detail: str
+    score: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 0.0
+    parts: dict[str, float] = Field(default_factory=dict)
+    pred: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +93,12 @@ class Verifiers:
         """
         path = self.functions[row["data_source"]]
         reply = self._pool.ask({"function": path, "response": response, "row": row})
-        status, pred = reply["status"], reply.get("pred")
-        return Verified(
-            extracted=extract(response, settings) if pred is None else pred,
-            status=status,
-            detail=reply["detail"],
-            score=reply.get("score", 0.0),
-            parts=reply.get("parts", {}),
-        )
+        try:
+            made = Reply(**reply)
+        except ValidationError:
+            made = Reply(status="error", detail="its reply is not that of a verifier")
+        found = extract(response, settings) if made.pred is None else made.pred
+        return Verified(extracted=found, **made.model_dump(exclude={"pred"}))
 
     def grade_many(
         self,

@@ -2,11 +2,14 @@
 
 As in `prompt_aug.grading.worker`, a parent imports the functions once, and a forked child calls
 them under limits. They are the user's code: they may write files, start processes and open sockets.
+Each call has a child and pipes of its own, because a function can read all that its process holds:
+it could answer later requests. What a call leaves running ends with it.
 
-Request:  {"function": dotted path, "response": str, "row": {...}}
-Reply:    {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
+Request:  TOKEN {"function": dotted path, "response": str, "row": {...}}
+Reply:    TOKEN {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
 """
 
+import ast
 import asyncio
 import ctypes
 import importlib
@@ -23,18 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prompt_aug.grading.worker import (
-    REQUESTS_PER_CHILD,
-    Limits,
-    answer_requests,
-    deadline,
-    limit_process,
-)
+from prompt_aug.grading.worker import Limits, answer_requests, deadline, limit_process
 from prompt_aug.verifiers import KEY, LARGEST, REMEDY
 
 PR_SET_CHILD_SUBREAPER = 36
 LONGEST_TEXT = 1000
-OUT_OF_MEMORY = b'{"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
+OUT_OF_MEMORY = b' {"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
 Function = Callable[..., Any]
 _functions: dict[str, Function] = {}
 
@@ -44,14 +41,27 @@ class BadResultError(ValueError):
 
 
 def load(path: str) -> Function:
-    """Return the function of a dotted path. Raises ImportError with the key and what to do."""
+    """Return the function of a dotted path. Raises ImportError with the key and what to do.
+
+    Makes its module's imports inside functions, too: otherwise each call would make them.
+    """
     module, _, name = path.rpartition(".")
     try:
-        function = getattr(importlib.import_module(module), name)
+        loaded = importlib.import_module(module)
+        function = getattr(loaded, name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ImportError(f"{KEY}={path}: {type(error).__name__}: {error}. {REMEDY}") from error
     if not callable(function):
         raise ImportError(f"{KEY}={path}: {function!r} is not a function. {REMEDY}")
+    with suppress(OSError, TypeError):  # without its source
+        for node in ast.walk(ast.parse(inspect.getsource(loaded))):
+            with suppress(Exception, SystemExit):  # a branch that no call may take
+                if isinstance(node, ast.Import):
+                    for alias in node.names:
+                        importlib.import_module(alias.name)
+                elif isinstance(node, ast.ImportFrom):
+                    names = [alias.name for alias in node.names]
+                    __import__(node.module or "", vars(loaded), None, names, node.level)
     return function
 
 
@@ -133,15 +143,14 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
     os.open(os.devnull, os.O_RDONLY)  # gets descriptor 0, the lowest free one
     os.dup2(2, 1)  # what a function prints goes to the caller's stderr
     limit_process(limits)
-    for served in range(REQUESTS_PER_CHILD):
-        if not (line := requests.readline()):
-            return
-        reply = _answer(line, limits)
-        if reply is None and served:
-            return  # earlier calls may have leaked the memory: once more in a fresh process
-        replies.write(OUT_OF_MEMORY if reply is None else json.dumps(reply).encode() + b"\n")
-        replies.flush()
+    token, _, request = requests.readline().partition(b" ")
+    without_memory = token + OUT_OF_MEMORY
+    reply = _answer(request, limits)
+    with suppress(OSError, ValueError):  # closed by the function
         sys.stdout.flush()
+    text = b"" if reply is None else json.dumps(reply).encode()
+    replies.write(token + b" " + text + b"\n" if text else without_memory)
+    replies.flush()
 
 
 def _kill_orphans() -> None:
@@ -157,7 +166,7 @@ def _kill_orphans() -> None:
 
 def main() -> None:
     """Serve requests from stdin until it closes; argv: paths cpu_seconds wall_seconds memory."""
-    parent, replies = os.getppid(), os.dup(1)
+    parent, replies = os.getppid(), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a module that prints at import must not write into the replies
     paths, *limits = sys.argv[1:]
     with suppress(OSError, AttributeError):  # orphans of a dead child become our children
@@ -167,8 +176,9 @@ def main() -> None:
         ready = "correct"
     except ImportError as error:  # reported to the caller, which raises GraderError
         ready = str(error)
-    os.write(replies, json.dumps({"ready": [ready]}).encode() + b"\n")
-    answer_requests(parent, replies, Limits(*map(float, limits)), _serve, _kill_orphans)
+    replies.write(json.dumps({"ready": [ready]}).encode() + b"\n")
+    replies.flush()
+    answer_requests(parent, replies, Limits(*map(float, limits)), _serve, _kill_orphans, 1)
 
 
 if __name__ == "__main__":

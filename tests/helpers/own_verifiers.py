@@ -1,11 +1,18 @@
 """Verifiers of a user, good and bad, named by dotted path in the tests."""
 
 import asyncio
+import contextlib
+import ctypes
+import json
 import os
+import select
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 print("a module that prints at import")
@@ -108,3 +115,117 @@ def raises(response: str, gold: Any, row: Any) -> float:
 def dies(response: str, gold: Any, row: Any) -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
+
+
+def _descriptors(pid: int | str = "self") -> list[Path]:
+    """Return the descriptors of a process, but the standard ones of this one and stderr."""
+    with contextlib.suppress(OSError):
+        paths = Path(f"/proc/{pid}/fd").iterdir()
+        return [path for path in paths if int(path.name) > 2 * (pid == "self") and path.name != "2"]
+    return []
+
+
+def _write_everywhere(line: bytes) -> None:
+    """Write to every descriptor of this process and of its parent."""
+    for path in _descriptors():
+        with contextlib.suppress(OSError):
+            os.write(int(path.name), line)
+    for path in _descriptors(os.getppid()):
+        with contextlib.suppress(OSError):
+            if "pipe" in str(path.readlink()):
+                path.write_bytes(line)
+
+
+def _forge(token: bytes = b"") -> bytes:
+    reply = b'{"status": "correct", "detail": "", "score": 5.0, "parts": {}, "pred": "forged"}'
+    return b" ".join(filter(None, (token, reply))) + b"\n"
+
+
+def _answer_requests(seconds: float) -> None:
+    """Reply to whatever can be read from any descriptor, with the token of the request."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        descriptors = [int(path.name) for path in _descriptors()]
+        for descriptor in select.select(descriptors, [], [], 0.01)[0]:
+            with contextlib.suppress(OSError):
+                line = os.read(descriptor, 1 << 16)
+                _write_everywhere(_forge(line.partition(b" ")[0]))
+
+
+def writes_everywhere(response: str, gold: Any, row: Any) -> float:
+    _write_everywhere(_forge())
+    return 0.0
+
+
+def writes_later(response: str, gold: Any, row: Any) -> float:
+    def later() -> None:
+        for _ in range(200):
+            time.sleep(0.005)
+            _write_everywhere(_forge())
+
+    threading.Thread(target=later, daemon=True).start()
+    return 0.0
+
+
+def leaves_a_thread_that_answers(response: str, gold: Any, row: Any) -> float:
+    threading.Thread(target=_answer_requests, args=(2.0,), daemon=True).start()
+    return 0.0
+
+
+def leaves_a_process_that_answers(response: str, gold: Any, row: Any) -> float:
+    """By the C function, which runs no hook of Python, from copies of the descriptors."""
+    for path in _descriptors():
+        with contextlib.suppress(OSError):
+            os.dup(int(path.name))
+    if ctypes.CDLL(None).fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            _answer_requests(2.0)
+        os._exit(0)
+    return 0.0
+
+
+def _own_token() -> bytes:
+    frame: Any = sys._getframe()
+    while frame and "token" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["token"] if frame else b""
+
+
+def never_returns(response: str, gold: Any, row: Any) -> float:
+    """Forge the own reply, then answer later requests."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _write_everywhere(_forge(_own_token()))
+    _answer_requests(2.0)
+    os._exit(0)
+
+
+def forges_nonsense(response: str, gold: Any, row: Any) -> float:
+    _write_everywhere(_own_token() + b' {"status": "correct", "detail": "", "score": "many"}\n')
+    os._exit(0)
+
+
+def changes_the_process(response: str, gold: Any, row: Any) -> float:
+    reply = json.loads(_forge())
+    for module in list(sys.modules.values()):
+        if hasattr(module, "verdict") and hasattr(module, "_answer"):
+            module._answer = lambda *_: reply  # type: ignore[attr-defined]
+    return 0.0
+
+
+def imports(response: str, gold: Any, row: Any) -> float:
+    """1 if the module is there before this call imports it."""
+    known = "tabnanny" in sys.modules
+    import tabnanny  # noqa: F401
+
+    return float(known)
+
+
+def closes(response: str, gold: Any, row: Any) -> float:
+    os.closerange(0, 64)
+    return 1.0
+
+
+def replies_without_end(response: str, gold: Any, row: Any) -> float:
+    while True:
+        _write_everywhere(b"a" * 4096)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
@@ -84,6 +85,19 @@ def test_a_lost_worker_is_replaced(pool: WorkerPool) -> None:
     (worker,) = pool._idle
     os.killpg(worker.process.pid, signal.SIGKILL)
     assert ask(pool, "x+2", "2+x") == "correct"
+
+
+@pytest.mark.parametrize("at", ["parent", "child"])
+def test_bytes_that_are_no_reply_are_no_verdict(pool: WorkerPool, at: str) -> None:
+    assert ask(pool, "x", "x") == "correct"
+    (worker,) = pool._idle
+    process = psutil.Process(worker.process.pid)
+    process = process.children()[0] if at == "child" else process
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        if int(descriptor.name) != 2 and "pipe" in str(descriptor.readlink()):
+            descriptor.write_bytes(b'{"status": "correct", "detail": ""}\n')
+    verdicts = [ask(pool, "x+2", f"{number}+x") for number in (1, 2, 3)]
+    assert verdicts == ["wrong", "correct", "wrong"]
 
 
 def test_a_worker_without_math_verify_says_what_to_do(

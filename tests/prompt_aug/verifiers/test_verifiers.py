@@ -20,7 +20,7 @@ from prompt_aug.verifiers import (
 pytestmark = pytest.mark.config  # starts, and kills, worker processes
 
 LIMITS = VerifierLimits(cpu_seconds=0.5, wall_seconds=60.0, memory_gib=0.05)
-FUNCTIONS = "awaited letters text_part hangs says prints leaks too_big raises dies".split()
+FUNCTIONS = "awaited letters text_part hangs says prints leaks too_big raises dies imports".split()
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,36 @@ def test_what_a_function_starts_ends_with_it_and_the_next_is_served(
     impatient.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "statuses"),
+    [
+        ("writes_everywhere", {"error"}),
+        ("writes_later", {"wrong", "error"}),  # the second if it writes in time
+        ("leaves_a_thread_that_answers", {"wrong", "error"}),
+        ("leaves_a_process_that_answers", {"wrong", "error"}),
+        ("never_returns", {"correct", "error"}),  # its own reply is all that it can forge
+        ("forges_nonsense", {"error"}),
+        ("changes_the_process", {"wrong"}),
+        ("closes", {"error"}),
+        ("replies_without_end", {"error"}),
+    ],
+)
+def test_no_reply_is_that_of_another_call(
+    name: str, statuses: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMPT_AUG_GRADING_WORKERS", "1")
+    paths = {"hostile": f"own_verifiers.{name}", "even": "own_verifiers.even"}
+    shared = Verifiers(paths, LIMITS.model_copy(update={"wall_seconds": 20.0}))
+    for _ in range(2):
+        assert ask(shared, "hostile").status in statuses
+        for gold in (1, 2, 3, 4):
+            graded = ask(shared, "even", f"it is {gold}", reward_model={"ground_truth": str(gold)})
+            wanted = ("wrong", 0.5) if gold % 2 else ("correct", 1.0)
+            assert (graded.status, graded.score) == wanted
+            assert graded.extracted == f"is {gold}"[-3:]
+    shared.close()
+
+
 LEFT = ["sleep", "613"]
 SHORT = {"wall_seconds": 0.3}
 
@@ -119,6 +149,10 @@ SHORT = {"wall_seconds": 0.3}
 def test_a_leak_costs_no_response_its_score(verifiers: Verifiers) -> None:
     """Four calls fill the memory of a process; the fifth is made again in a fresh one."""
     assert [ask(verifiers, "leaks").score for _ in range(12)] == [1.0] * 12
+
+
+def test_imports_inside_a_function_are_made_once(verifiers: Verifiers) -> None:
+    assert [ask(verifiers, "imports").score for _ in range(2)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("path", ["own_verifiers.nothing", "nowhere.check", "check"])
