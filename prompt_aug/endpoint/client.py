@@ -1,9 +1,12 @@
 """Requests by the `openai` client, which retries; `Channel.send` has the limits of an attempt."""
 
 import asyncio
+import ipaddress
 import json
 import os
 import re
+import urllib.parse
+import urllib.request
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,11 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
+SECRET = 8  # characters; shorter keys are placeholders, such as EMPTY
+LIST_SECONDS, LIST_BYTES = 30.0, 2**22  # of a list of models
+REPLY_BYTES, TOKEN_BYTES = 2**16, 2**9  # of a completion: in all, and for each requested token
+KEPT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")  # headers
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 EQUAL_FAILURES = 8  # in a row end the run
 FINAL = (400, 413, 422)  # the same request gets the same answer
 REFUSED, QUOTA = (401, 402, 403, 404), "insufficient_quota"  # no other request succeeds
@@ -67,6 +75,7 @@ def _choice(choice: dict[str, Any]) -> tuple[str, str, str]:
     message, finish = choice.get("message"), choice.get("finish_reason")
     text = message.get("content") if isinstance(message, dict) else choice.get("text")
     text, finish = (value if isinstance(value, str) else "" for value in (text, finish))
+    finish = printable(finish)
     if not finish:
         return text, "no_finish_reason", "no_finish_reason"
     missing = finish if finish == "content_filter" else "no_content"
@@ -74,27 +83,67 @@ def _choice(choice: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
-    """Return a count of the answer's `usage`; None unless it is an integer of 0 or more."""
+    """Return a count of the answer's `usage`; None unless it is a number of tokens."""
     usage = answer.get("usage")
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and count >= 0 else None
+    return _tokens(usage.get(name)) if isinstance(usage, dict) else None
+
+
+def _tokens(count: Any) -> int | None:
+    return count if type(count) is int and 0 <= count <= 2**53 else None
+
+
+def printable(text: str) -> str:
+    """Return a text without line ends, escape sequences and other control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _proxies(url: str) -> list[str]:
+    """Return the names of the variables whose proxies may serve `url`; none for this machine."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+        local = address.is_loopback or address.is_unspecified
+    except ValueError:
+        local = host == "localhost" or host.endswith(".localhost")
+    if local or urllib.request.proxy_bypass(host):
+        return []
+    return [name for name in os.environ if name.lower() in PROXIES and os.environ[name]]
 
 
 class Channel(openai.DefaultAsyncHttpxClient):
     """Requests to one endpoint until a stop; the HTTP client of `openai`."""
 
     def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
-        # Uncompressed: a small compressed reply may fill the memory.
-        headers = {"accept-encoding": "identity"}
-        super().__init__(timeout=None, follow_redirects=False, headers=headers)
-        key = os.environ.get(KEY_VARIABLE)
-        if not key and endpoint.base_url is None:
-            raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
         self.endpoint, self.budget, self.url = endpoint, budget, endpoint.base_url or HOSTED
+        self.key, self.proxies = os.environ.get(KEY_VARIABLE, ""), _proxies(self.url)
+        if not self.key and endpoint.base_url is None:
+            raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
+        if not re.fullmatch(r"[!#-&(-\[\]-~]*", self.key):
+            raise EndpointError(
+                f"{KEY_VARIABLE}: has a space, line end, quote or another character that no key "
+                "has. Set it again."
+            )
+        direct = httpx2.AsyncHTTPTransport(limits=openai.DEFAULT_CONNECTION_LIMITS)
+        try:
+            super().__init__(
+                timeout=None,
+                follow_redirects=False,
+                headers={"accept-encoding": "identity"},
+                transport=None if self.proxies else direct,
+            )
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:
+            names = ", ".join(self.proxies)
+            raise EndpointError(
+                f"{names}: no usable proxy: {error} Correct or unset it."
+            ) from error
         self.stopped: UserError | None = None
         self._equal, self._last = 0, ""
         how: Any = {"max_retries": endpoint.retries, "timeout": None, "http_client": self}
-        self._openai = openai.AsyncOpenAI(base_url=self.url, api_key=key or "none", **how)
+        self._openai = openai.AsyncOpenAI(base_url=self.url, api_key=self.key or "none", **how)
+
+    def hide(self, text: str) -> str:
+        """Return a text of the server, or of an error, without the key that it may repeat."""
+        return text.replace(self.key, f"[{KEY_VARIABLE}]") if len(self.key) >= SECRET else text
 
     def stop(self, cause: UserError) -> None:
         """Start no further attempt."""
@@ -125,18 +174,28 @@ class Channel(openai.DefaultAsyncHttpxClient):
             return self._refused(error)
         except openai.APIConnectionError as error:
             cause = error.__cause__
-            raise Failure(f"{type(cause).__name__}: {cause}") from error
+            proxy = f" (through the proxy of {', '.join(self.proxies)})" if self.proxies else ""
+            line = self.hide(f"{type(cause).__name__}: {cause}")
+            raise Failure(printable(line)[:300] + proxy) from error
 
     async def models(self) -> dict[str, dict[str, Any]]:
-        """Return the endpoint's list of models by id. Raises Failure or EndpointError."""
+        """Return id, owned_by, root and max_model_len of each model, as far as listed, by id.
+
+        Raises Failure or EndpointError.
+        """
         listed = (await self.ask("models")).get("data")
-        rows = listed if isinstance(listed, list) else []
-        return {m["id"]: m for m in rows if isinstance(m, dict) and isinstance(m.get("id"), str)}
+        models: dict[str, dict[str, Any]] = {}
+        for row in listed if isinstance(listed, list) else []:
+            if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable():
+                texts = {name: row.get(name) for name in ("id", "owned_by", "root")}
+                model = {name: text for name, text in texts.items() if isinstance(text, str)}
+                models[row["id"]] = model | {"max_model_len": _tokens(row.get("max_model_len"))}
+        return models
 
     def _refused(self, error: openai.APIStatusError) -> dict[str, Any]:
         """Return a completion without choices if the prompt is refused, else raise as `ask`."""
         status, body = error.status_code, error.body if isinstance(error.body, dict) else {}
-        line = f"status {status}: {body.get('message') or error.message}"[:300]
+        line = printable(f"status {status}: {body.get('message') or error.message}"[:300])
         description = f"{error.code} {error.type} {line}"
         for name, words in REFUSALS.items():
             if status in (*FINAL, 403) and re.search(words, description, re.IGNORECASE):
@@ -146,19 +205,21 @@ class Channel(openai.DefaultAsyncHttpxClient):
             raise EndpointError(f"{self.url}: {line}. {how}") from error
         raise Failure(line, status) from error
 
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send one attempt for `openai`, within the budget and a deadline.
+    async def send(self, request: httpx2.Request, **_: Any) -> httpx2.Response:
+        """Send one attempt for `openai`, within the budget, a deadline and a size of its reply.
 
         An attempt without a reply keeps its reservation: the server may have charged for it.
         """
         wanted, used, seconds = WANTED.get(), NOTHING, self.endpoint.timeout
+        if not wanted.requests:
+            seconds = min(seconds, LIST_SECONDS)
         await self.budget.reserve(wanted)
         try:
             if self.stopped:
                 raise EndpointError(str(self.stopped))
             used = wanted
             async with asyncio.timeout(seconds):
-                response = await super().send(request, **options)
+                response = await self._received(request, wanted)
             used = self._used(response, wanted)
             return response
         except TimeoutError as error:
@@ -168,6 +229,32 @@ class Channel(openai.DefaultAsyncHttpxClient):
             raise
         finally:
             self.budget.settle(wanted, used if wanted.requests else NOTHING)
+
+    async def _received(self, request: httpx2.Request, wanted: Spending) -> httpx2.Response:
+        """Return the reply with its text alone, which has a limit and not the key."""
+        limit = REPLY_BYTES + TOKEN_BYTES * wanted.tokens_out if wanted.requests else LIST_BYTES
+        response, content = await super().send(request, stream=True), b""
+        try:
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                content = b"compressed, against the request, by " + encoding.encode()
+            else:
+                async for part in response.aiter_raw():
+                    content += part
+                    if len(content) > limit:
+                        break
+        finally:
+            await response.aclose()
+        if len(content) > limit and response.is_success:
+            raise Failure(f"a reply of over {limit} bytes, more than its tokens can have")
+        try:
+            text = json.dumps(json.loads(content))  # without the escapes that a key may have
+        except (ValueError, RecursionError):
+            text = content.decode(errors="replace")
+        headers = {name: response.headers[name] for name in KEPT if name in response.headers}
+        return httpx2.Response(
+            response.status_code, headers=headers, content=self.hide(text), request=request
+        )
 
     def _used(self, response: httpx2.Response, wanted: Spending) -> Spending:
         """Parse a reply and return what it used, by its `usage` or the reservation."""
@@ -180,7 +267,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise Failure(f"not a JSON object: {response.text[:160]}")
+            raise Failure(f"not a JSON object: {printable(response.text[:160])}")
         if wanted.requests and any(finish in HALF for _, finish, _ in choices_of(answer)):
             raise httpx2.RemoteProtocolError("half an answer, by its finish_reason")
         response.extensions["answer"] = answer

@@ -187,7 +187,12 @@ def test_an_address_with_a_secret_is_rejected(
         Endpoint(base_url=url)
 
 
-@pytest.mark.parametrize("usage", [{"prompt_tokens": 0, "completion_tokens": 0}, None])
+COUNTS = [0, 10**400, 2**53 + 1, -1, 5.0, True, "5", [5], None]
+
+
+@pytest.mark.parametrize(
+    "usage", [*({"prompt_tokens": n, "completion_tokens": n} for n in COUNTS), [3, 5], None]
+)
 def test_tokens_that_a_server_does_not_report_are_unknown(usage: dict[str, Any] | None) -> None:
     """The budget books the reservation for them: 3 read and 8 written."""
     budget = Budget()
@@ -195,6 +200,26 @@ def test_tokens_that_a_server_does_not_report_are_unknown(usage: dict[str, Any] 
     with server_of(lambda n, b: reply) as endpoint:
         ((_, response),) = engine_at(endpoint.url, budget).stream(requests(1))
     assert response["tokens"] is None and budget.spent == Spending(1, 3, 8)
+
+
+def test_a_list_of_models_has_known_types_and_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"id": "a", "max_model_len": 10**400, "root": ["x"], "owned_by": {}},
+        {"id": "b", "max_model_len": "999", "root": "/w", "more": [1]},
+        *({"id": i} for i in ("\x1b[31mred", "a\nb", 3, None)),
+    ]
+    with serving(echo, rows) as endpoint:
+        server = connect(endpoint.url, 4, Budget(), SETTINGS)
+    assert server.models == {
+        "a": {"id": "a", "max_model_len": None},
+        "b": {"id": "b", "root": "/w", "max_model_len": None},
+    }
+    monkeypatch.setattr("prompt_aug.endpoint.client.LIST_SECONDS", 0.2)
+    with (
+        serving(echo, Reply({}, delay=20)) as endpoint,
+        pytest.raises(EvaluationError, match=r"0\.2 s"),
+    ):
+        connect(endpoint.url, 4, Budget(), SETTINGS)
 
 
 def test_a_caller_that_stops_cancels_what_is_open() -> None:

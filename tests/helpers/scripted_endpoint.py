@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 class Reply:
     """One answer: a status and a body, sent after `delay` seconds, cut after `cut` bytes.
 
-    With `pause` the body is sent byte by byte, with so many seconds before each.
+    With `pause` the body is sent byte by byte, with so many seconds before each; with `endless` in
+    chunks, again and again.
     """
 
     body: Any = None
@@ -23,6 +24,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     pause: float = 0.0
+    endless: bool = False
     cut: int | None = None
     hang_up: bool = False  # close the connection without any answer
 
@@ -50,12 +52,10 @@ def chat(
 class ScriptedEndpoint:
     """Serves `script(number of the request, its body)` in a thread; keeps all requests.
 
-    GET returns the list of `models` and is not kept.
+    GET returns the list of `models`, which may be a whole `Reply`, and is not kept.
     """
 
-    def __init__(
-        self, script: Callable[[int, dict[str, Any]], Reply], models: Sequence[dict[str, Any]]
-    ) -> None:
+    def __init__(self, script: Callable[[int, dict[str, Any]], Reply], models: Any) -> None:
         self.models = models
         self.script, self.bodies, self.headers = script, [], []  # type: ignore[var-annotated]
         self.in_flight = self.most_in_flight = 0
@@ -89,7 +89,10 @@ class ScriptedEndpoint:
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         body = json.loads(raw) if raw else {}
         if head.startswith("GET"):
-            return await self._send(Reply({"data": list(self.models)}), writer)
+            models = self.models
+            listed = models if isinstance(models, Reply) else Reply({"data": list(models)})
+            await asyncio.sleep(listed.delay)
+            return await self._send(listed, writer)
         number = len(self.bodies)
         self.bodies.append(body)
         self.headers.append(headers)
@@ -103,9 +106,14 @@ class ScriptedEndpoint:
     async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> bool:
         content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
         lines = {"content-type": "application/json", "content-length": str(len(content))}
+        if reply.endless:
+            lines = {"content-type": "application/json", "transfer-encoding": "chunked"}
         lines |= reply.headers
         top = f"HTTP/1.1 {reply.status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
         writer.write(top.encode() + b"\r\n")
+        while reply.endless:
+            writer.write(b"%x\r\n%s\r\n" % (len(content), content))
+            await writer.drain()
         step = 1 if reply.pause else len(content) + 1
         for start in range(0, len(content[: reply.cut]), step):
             await asyncio.sleep(reply.pause)
@@ -120,7 +128,7 @@ class ScriptedEndpoint:
 
 @contextlib.contextmanager
 def serving(
-    script: Callable[[int, dict[str, Any]], Reply], models: Sequence[dict[str, Any]] = ()
+    script: Callable[[int, dict[str, Any]], Reply], models: Any = ()
 ) -> Iterator[ScriptedEndpoint]:
     endpoint = ScriptedEndpoint(script, models)
     try:

@@ -1,5 +1,7 @@
 """Requests to an endpoint: real HTTP, with what goes wrong on it."""
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,10 @@ def test_trouble_that_passes_is_retried_and_booked_as_what_it_cost(tmp_path: Pat
         (Reply(chat(["half an"], finish="abort")), "half an answer"),
         (Reply(chat(["x"]), pause=0.1), "no response in 0.6 s"),
         (Reply({}, 307, {"location": "http://127.0.0.1:1/v1"}), "status 307"),
+        (Reply(chat(["x" * 200_000])), "over 91136 bytes"),  # 65,536 and 512 for each of 50 tokens
+        (Reply(b" " * 1000, endless=True), "over 91136 bytes"),
+        (Reply(b" " * 1000, status=503, endless=True), "status 503"),
+        (Reply(gzip.compress(b"0" * 10**7), headers={"content-encoding": "gzip"}), "gzip"),
     ],
 )
 def test_a_failure_is_recorded_and_retried_by_the_next_run(
@@ -206,6 +212,79 @@ def test_what_no_retry_mends_ends_the_run_at_once(
         assert len(endpoint.bodies) <= 3 + 2, "at most what was in flight"
     assert "secret" not in str(caught.value)
     assert len(Store(tmp_path).answers) == 3, "completed requests are kept"
+
+
+KEY = "sk-A/b+c=d.e_f~1234"
+
+
+def _escaped(text: str) -> bytes:
+    return "".join(f"\\u{ord(character):04x}" for character in text).encode()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(Reply({"error": {"message": f"Bearer {KEY}"}}, status) for status in (400, 401, 500)),
+        *(Reply(f"<p>{'x' * 140}{KEY}".encode(), status) for status in (200, 404, 502)),
+        Reply(b'{"error": {"message": "%s"}}' % _escaped(KEY), 403),
+        Reply(chat([f"the key is {KEY}"], model=KEY, finish=KEY)),
+        Reply({"choices": KEY}),
+        Reply({}, headers={f"x {KEY}": "y"}),  # no header
+        Reply({}, 301, {"location": f"http://127.0.0.1:1/{KEY}"}),
+        Reply({}, headers={"content-encoding": KEY}),
+    ],
+)
+def test_the_key_is_neither_printed_nor_stored(
+    reply: Reply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    message = ""
+    with serving(always(reply)) as endpoint:
+        try:
+            ask(tmp_path, endpoint.url, requests(1), retries=0)
+        except EndpointError as error:
+            message = str(error)
+        assert KEY.lower() in endpoint.headers[0]["authorization"]
+    path = tmp_path / "answers.jsonl"
+    texts = [message, *capfd.readouterr(), path.read_text() if path.exists() else ""]
+    assert any(texts) and KEY[:12] not in json.dumps(texts)
+
+
+@pytest.mark.parametrize(
+    "key", ["sk-1234567\n", "sk-12345\r\nx: y", "sk 1234567", "clé-1234567", "a'b"]
+)
+def test_a_key_that_is_none_is_refused_by_its_variable(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with (
+        serving(answer) as endpoint,
+        pytest.raises(EndpointError, match="OPENAI_API_KEY: ") as caught,
+    ):
+        ask(tmp_path, endpoint.url, requests(1))
+    assert key.strip() not in str(caught.value) and not endpoint.bodies
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://127.0.0.1:1", "http://127.0.0.1:1", "ftp://x", "a:b:c"]
+)
+def test_this_machine_needs_no_proxy_and_an_unusable_one_is_named(
+    proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    with serving(answer) as endpoint:
+        for host in ("127.0.0.1", "localhost"):
+            url = endpoint.url.replace("127.0.0.1", host)
+            assert len(ask(tmp_path / host, url, requests(1)).answers) == 1
+    try:
+        store = ask(tmp_path, "http://192.0.2.1/v1", requests(1), retries=0)
+        (line,) = [record["error"] for record in store.failures.values()]
+    except EndpointError as error:
+        line = str(error)
+    assert "http_proxy, all_proxy" in line and "\n" not in line
 
 
 @pytest.mark.parametrize(
