@@ -57,6 +57,7 @@ from prompt_aug.typed import Part, Positive, Record, Several, Text, closest, par
 from recipe.run.evaluation import BenchmarkRequest, Samples
 
 KNOWN = Path(__file__).with_suffix(".yaml")
+FILES = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".parquet")
 Lettered = tuple[str, tuple[str, ...], tuple[str, ...]]  # question with options, letter, options
 
 
@@ -127,6 +128,9 @@ def known_benchmarks() -> Mapping[str, Benchmark]:
 
 def parse_request(text: str) -> BenchmarkRequest:
     """Parse NAME, NAME=PATH or NAME=PATH:SAMPLES. `load` rejects an unknown NAME."""
+    stem, file = Path(text).stem, Path(text).suffix in FILES
+    if file and "=" not in text:
+        raise EvaluationError(f"--benchmark {text}: a file. Give it a name: {stem}={text}")
     match = re.fullmatch(r"([^=]+)(?:=(.*?)(?::(\d+))?)?", text)
     name, path, samples = match.groups() if match else (text, None, None)
     record = {"name": name, "path": path, "samples": samples and int(samples)}
@@ -146,6 +150,8 @@ def load(
     of a question or the benchmark's own number if it is larger.
     """
     name, path = request.name, None if request.path is None else Path(request.path)
+    if name.endswith(FILES):  # as scores.json, which lies beside the folders of the benchmarks
+        raise EvaluationError(f"benchmark {name}: the name of a file. Choose another: NAME={path}")
     record = ours = known_benchmarks().get(name)
     if path is not None and path.suffix in (".yaml", ".yml"):
         record, path = read_benchmark(path), None

@@ -17,7 +17,7 @@ from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.base.progress import Progress
 from recipe.run import model_files
-from recipe.run.folder import MANIFEST, RunFolder, numbered
+from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 LARGE = 64 * 2**20  # bytes. Hashing 3 GB takes 10 s, and a run may have 198 checkpoints
@@ -53,9 +53,13 @@ def find(run: Path, steps: Sequence[int] | None = None) -> list[Checkpoint]:
     finished = {step: path for step, path in folders.items() if (path / MANIFEST).exists()}
     missing = sorted(set(steps or ()) - set(finished))
     if missing or not finished:
+        saved = sorted(numbered(RunFolder(run).checkpoints, CHECKPOINT))
+        remedy = f"Run `{python_command('recipe.export', run)}`."
+        if set(missing) - {0, *saved}:
+            remedy = f"Name other steps: {saved} are saved."
         raise EvaluationError(
             f"{exports} has no finished export (step_N with a {MANIFEST}) of the steps "
-            f"{missing or 'all'}: {list(finished)}. Run `{python_command('recipe.export', run)}`."
+            f"{missing or 'all'}: {list(finished)}. {remedy}"
         )
     chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
     return [from_manifest(folder, step) for step, folder in chosen.items()]

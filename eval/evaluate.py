@@ -5,6 +5,7 @@ it, and the lock of a dead worker is free. A killed evaluation resumes and ends 
 """
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from eval.checkpoints import Checkpoint
 from eval.endpoint import Server
 from eval.engine import Request, SampleKey
 from eval.samples import Sample, SampleFiles
-from eval.score import TOO_LONG, combine, question_key, score_benchmark
+from eval.score import TOO_LONG, combine, order_of, question_key, score_benchmark
 from eval.session import Session, signature
 from eval.settings import Settings, benchmark_identity, folder_name, shared_identity
-from prompt_aug.base.files import FileError, lock, read_json, write_json, write_lines
+from prompt_aug.base.files import FileError, lock, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompt, Prompts
 from prompt_aug.questions import to_row
@@ -53,6 +54,7 @@ class Item:
             return (
                 (entry["model"], entry["grader"]) == (self.checkpoint.identity, VERSION)
                 and entry["settings"] == self.identity
+                and entry["order"] == order_of(read_lines(self.folder.questions))
                 and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
             )
         except (FileError, KeyError):
@@ -252,3 +254,7 @@ def _positions(checkpoint: Checkpoint) -> int | None:
 
     config = AutoConfig.from_pretrained(checkpoint.model, trust_remote_code=False).get_text_config()
     return getattr(config, "max_position_embeddings", None)
+
+
+if __name__ == "__main__":
+    sys.exit("eval.evaluate is not a command. Run python -m eval.sweep --help")

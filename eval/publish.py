@@ -223,18 +223,24 @@ def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
     folder = RunFolder(run)
     environment.keep_wandb_run(folder.wandb_run)
     config = read_config(run) if folder.config.exists() else {}
-    with wandb.init(
-        project=select(config, "trainer.project_name"),
-        name=select(config, "trainer.experiment_name"),
-        id=os.environ["WANDB_RUN_ID"],
-        resume="allow",
-        dir=str(run),
-    ) as session:
-        session.define_metric("eval/step")  # wandb's own step cannot go back
-        session.define_metric("eval/*", step_metric="eval/step")
-        for checkpoint in checkpoints:
-            session.log({"eval/step": checkpoint.step, **scalars(checkpoint)})
-        return str(session.id)
+    try:
+        with wandb.init(
+            project=select(config, "trainer.project_name"),
+            name=select(config, "trainer.experiment_name"),
+            id=os.environ["WANDB_RUN_ID"],
+            resume="allow",
+            dir=str(run),
+        ) as session:
+            session.define_metric("eval/step")  # wandb's own step cannot go back
+            session.define_metric("eval/*", step_metric="eval/step")
+            for checkpoint in checkpoints:
+                session.log({"eval/step": checkpoint.step, **scalars(checkpoint)})
+            return str(session.id)
+    except wandb.Error as error:  # no login, no network
+        reason = str(error).partition("\n")[0]
+        raise EvaluationError(
+            f"--log wandb: {reason} Run `wandb login`, or set WANDB_MODE=offline."
+        ) from error
 
 
 LOGGERS = {"tensorboard": to_tensorboard, "wandb": to_wandb}

@@ -358,6 +358,12 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
     for name, entry in _entries(folder, before["identity"]).items():
         files = folder.benchmark(name)
         questions, samples = read_lines(files.questions), SampleFiles(files, entry["model"]).load()
+        if order_of(questions) != entry.get("order", order_of(questions)):
+            raise EvaluationError(
+                f"{files.questions}: {len(questions)} questions, not the "
+                f"{entry['settings']['questions']} of its scores in their order. Run eval.sweep "
+                "again, which writes them from the benchmark."
+            )
         record = {key: entry[key] for key in ("settings", "path")}
         template = bank[questions[0]["template"]]
         score_benchmark(files, entry["model"], template, questions, samples, **record)

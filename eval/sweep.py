@@ -120,9 +120,15 @@ def _settings(options: argparse.Namespace, run: Path | None) -> Settings:
         requests = [request.model_copy(update={"samples": None}) for request in requests]
     if options.benchmark:
         requests = [parse_request(request) for request in options.benchmark]
+    asked = [options.samples, *(r.samples for r in requests if options.benchmark)]
+    if settings.greedy and (most := max(filter(None, asked), default=1)) > 1:
+        raise UsageError(
+            f"{most} samples per question: at temperature 0 all would be the same. Add "
+            "--temperature 1, or ask for one."
+        )
     names = [request.name for request in requests]
     if not names:
-        raise UsageError("no benchmark: write --benchmark NAME=PATH (or set eval.benchmarks)")
+        raise UsageError("no benchmark: add --benchmark math500, another known name, or NAME=PATH")
     if len(set(names)) != len(names):
         raise EvaluationError(f"a benchmark is named twice: {names}")
     return settings.replaced(benchmarks=tuple(requests))

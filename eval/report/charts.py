@@ -4,8 +4,8 @@ Thin lines are single steps, thick lines are running means.
 """
 
 import io
+import textwrap
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -21,6 +21,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#44
 STACK_COLORS = (*COLORS, "#F0E442", "#999999", "#66A61E", "#882255", "#DDCC77")
 MARKERS = "osD^vP*"
 COLUMNS = 3
+LABEL_CHARACTERS = 28  # of a line
 FEW = 12  # points; shorter curves get markers and no running mean
 STYLE: Any = {  # Any: matplotlib types each key
     "axes.titleweight": "bold",
@@ -56,7 +57,7 @@ def png(figure: Figure) -> bytes:
         grid = canvas.subplots(rows, columns, squeeze=False).flatten().tolist()
         for axes, panel in zip(grid, figure.panels, strict=False):
             _draw(axes, panel, figure)
-            if shared := figure.y_range():
+            if (shared := figure.y_range(panel)) and not panel.stacked:
                 axes.set_ylim(*shared)
         for axes in grid[len(figure.panels) :]:
             axes.set_visible(False)
@@ -80,13 +81,16 @@ def _draw(axes: Axes, panel: Panel, figure: Figure) -> None:
         labels = [plain(curve.label) for curve in panel.curves]
         axes.stackplot(panel.curves[0].x, values, labels=labels, colors=STACK_COLORS)
         axes.set_ylim(bottom=0)
-    for curve, color, marker in zip(panel.curves, cycle(COLORS), cycle(MARKERS), strict=False):
-        if not panel.stacked:
-            _line(axes, curve, color, marker)
+    for curve in () if panel.stacked else panel.curves:
+        place = curve.color % len(COLORS)
+        _line(axes, curve, COLORS[place], MARKERS[place])
     if len(panel.curves) > 1:
         small = len(figure.panels) > 1
         place = {"loc": "best"} if small else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes.legend(frameon=False, fontsize=7 if small else 9, reverse=panel.stacked, **place)
+        size = 7 if small else 9
+        legend = axes.legend(frameon=False, fontsize=size, reverse=panel.stacked, **place)
+        for text in legend.get_texts():
+            text.set_text(textwrap.fill(text.get_text(), LABEL_CHARACTERS))
 
 
 def _line(axes: Axes, curve: Curve, color: str, marker: str) -> None:

@@ -18,7 +18,14 @@ from eval.settings import differences
 from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import MissingFileError, read_json, read_text
 from prompt_aug.typed import parse_yaml
-from recipe.run.folder import EvaluationFolder, RunFolder, numbered, read_metrics, select
+from recipe.run.folder import (
+    EvaluationFolder,
+    RunFolder,
+    numbered,
+    read_config,
+    read_metrics,
+    select,
+)
 
 Series = tuple[list[float], list[float]]
 Entries = Mapping[str, Mapping[str, Any]]  # scores.json of each benchmark
@@ -101,12 +108,12 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         notes.append("metrics.jsonl has no training step: there are no training curves")
     scored = choose_evaluation(run, settings, notes)
     require_one_grader({f"step_{step}": x.record["grader"] for step, x in scored.items()})
-    if not scored:
-        notes.append(f"no checkpoint is evaluated yet: run `{python_command('eval.sweep', run)}`")
+    if not scored and folder.environment.exists():  # not the log of another program
+        notes.append(f"no checkpoint is evaluated yet: run `{how_to_sweep(run)}`")
     if not scored and not lines:
         raise EvaluationError(
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
-            "report; train first, then `python -m eval.sweep`"
+            f"report. Train it, then run `{how_to_sweep(run)}`."
         )
     selection = scored[max(scored)].selection if scored else None
     if selection:
@@ -128,6 +135,15 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         date=time.strftime("%Y-%m-%d %H:%M UTC", written) if written else None,
         notes=notes,
     )
+
+
+def how_to_sweep(run: Path) -> str:
+    """Return a command that evaluates a run, on its validation questions unless it names others."""
+    folder = RunFolder(run)
+    config, test = read_config(run) if folder.config.exists() else {}, folder.data("test")
+    known = select(config, "eval.benchmarks")
+    request = f"validation={test}" if test.exists() else "math500"
+    return python_command("eval.sweep", run, *([] if known else ["--benchmark", request]))
 
 
 def checkpoint_rows(
@@ -266,6 +282,5 @@ def scored_steps(run: Path, settings: str | None) -> dict[int, Scored]:
     for note in notes:
         print(f"note: {note}")
     if not scored:
-        sweep = python_command("eval.sweep", run)
-        raise EvaluationError(f"{run} has no scores: run `{sweep}` first")
+        raise EvaluationError(f"{run} has no scores: run `{how_to_sweep(run)}` first")
     return scored

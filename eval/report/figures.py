@@ -44,7 +44,7 @@ PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
     "reward": ("Reward", "mean over the rollouts of a step; its parts are accuracy (the share of "
         "right answers) and format (the reward for following the template)", [
         ("Reward, accuracy and format in training", "mean per rollout", {
-            "critic/score/mean": "reward", "train/accuracy": "accuracy", "train/format": "format",
+            "train/accuracy": "accuracy", "train/format": "format", "critic/score/mean": "reward",
         }),
     ]),
     "no_signal": (
@@ -74,12 +74,16 @@ STEP_SECONDS = "Seconds per training step"
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one line; `error` is one standard error of each y."""
+    """The points of one line; `error` is one standard error of each y.
+
+    `color` is its place in the palette: equal for a measure, or a run, in all figures.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     error: Sequence[float] | None = None
+    color: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,21 +108,25 @@ class Figure:
     log_x: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "y_range": self.y_range(), "csv": self.as_csv()}
+        panels = [{**asdict(panel), "y_range": self.y_range(panel)} for panel in self.panels]
+        return {**asdict(self), "panels": panels, "csv": self.as_csv()}
 
-    def y_range(self) -> tuple[float, float] | None:
-        """Return the common y range of several panels of one unit, else None."""
-        if len(self.panels) < 2 or len({panel.unit for panel in self.panels}) > 1:
+    def y_range(self, panel: Panel) -> tuple[float, float] | None:
+        """Return the y range that panels of one unit share, from 0 for shares; else None."""
+        same = [other for other in self.panels if other.unit == panel.unit]
+        share = panel.unit.startswith(("percent", "share"))
+        if not share and len(same) < 2:
             return None
         ends = [
             y + sign * error
-            for panel in self.panels
-            for curve in panel.curves
+            for other in same
+            for curve in other.curves
             for y, error in zip(curve.y, curve.error or [0.0] * len(curve.y), strict=True)
             for sign in (-1, 1)
         ]
-        margin = 0.05 * (max(ends) - min(ends)) or 0.05
-        return min(ends) - margin, max(ends) + margin
+        low, high = min(ends), max(ends)
+        margin = 0.05 * (high - (0.0 if share else low)) or 0.05
+        return (0.0 if share else low - margin), (high + margin if high else 1.0)
 
     def as_csv(self) -> str:
         """Return a line per point: panel, unit, curve, x, y, standard error."""
@@ -130,8 +138,13 @@ class Figure:
                 for i, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
                     error = "" if curve.error is None else f"{curve.error[i]:.9g}"
                     point = (f"{x:g}", f"{y:.9g}", error)
-                    writer.writerow([panel.title, panel.unit, curve.label, *point])
+                    writer.writerow([*map(cell, (panel.title, panel.unit, curve.label)), *point])
         return file.getvalue()
+
+
+def cell(text: str) -> str:
+    """Return a text that a spreadsheet does not run as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 Runs = Sequence[RunData]
@@ -148,14 +161,15 @@ def accuracy_by_step(runs: Runs) -> Figure:
     names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
     curves: dict[str, list[Curve]] = {}
     for name in [*names, TOTAL] if len(names) > 1 else names:
-        for run in runs:
+        for number, run in enumerate(runs):
             by_step = {row.step: {TOTAL: asdict(row.total), **row.benchmarks} for row in run.rows}
             scores = {step: entries[name] for step, entries in by_step.items() if name in entries}
             if scores:
                 y = [100 * entry["accuracy"] for entry in scores.values()]
                 error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
                 panel, label = (HELD_OUT, name) if len(runs) == 1 else (name, run.name)
-                curves.setdefault(panel, []).append(Curve(label, list(scores), y, error))
+                color = number or len(curves.get(panel, ())) * (len(runs) == 1)
+                curves.setdefault(panel, []).append(Curve(label, list(scores), y, error, color))
     caption = "bars are one standard error, clustered by question"
     panels = [Panel(title, "percent right", lines) for title, lines in curves.items()]
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
@@ -164,14 +178,16 @@ def accuracy_by_step(runs: Runs) -> Figure:
 def validation(runs: Runs) -> Figure:
     """Return the accuracy by data source of the validations that a training run logs."""
     curves: dict[str, list[Curve]] = {}
-    for run in runs:
+    for number, run in enumerate(runs):
         for key in (k for k in run.keys("val/") if k.endswith("/accuracy") and "/part/" not in k):
             source = key.removeprefix("val/").removesuffix("/accuracy")
             steps, y = run.series(key)
             errors = dict(zip(*run.series(f"val/{source}/standard_error"), strict=True))
             panel, label = (VALIDATION, source) if len(runs) == 1 else (source, run.name)
             error = [100 * errors.get(step, 0.0) for step in steps]
-            curves.setdefault(panel, []).append(Curve(label, steps, [100 * v for v in y], error))
+            color = number or len(curves.get(panel, ())) * (len(runs) == 1)
+            values = [100 * v for v in y]
+            curves.setdefault(panel, []).append(Curve(label, steps, values, error, color))
     caption = (
         "questions of data.val_files, asked during training; bars are one standard error over "
         "questions"
@@ -207,8 +223,11 @@ def pass_at_k_curves(runs: Runs) -> Figure:
                 values = sorted((int(k), 100 * value) for k, value in entry["pass_at_k"].items())
                 if len(values) > 1:
                     ks, y = zip(*values, strict=True)
-                    curve = Curve(_label(runs, run, f"step {row.step}"), ks, y)
-                    curves.setdefault(name, []).append(curve)
+                    label, drawn = (
+                        _label(runs, run, f"step {row.step}"),
+                        curves.setdefault(name, []),
+                    )
+                    drawn.append(Curve(label, ks, y, color=len(drawn)))
     caption = "unbiased, from all samples of a question; the first and the last checkpoint"
     panels = [Panel(name, "percent", lines) for name, lines in curves.items()]
     return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
@@ -245,7 +264,7 @@ def step_time(runs: Runs) -> Figure:
     # If the parts overlap, stacking them would show more time than the step took.
     stacked = all(left >= -0.05 * total for left, total in zip(rest, totals, strict=True))
     parts |= {"other": [max(left, 0.0) for left in rest]} if stacked else {"whole step": totals}
-    curves = [Curve(part, steps, values) for part, values in parts.items()]
+    curves = [Curve(p, steps, y, color=place) for place, (p, y) in enumerate(parts.items())]
     return Figure(*about, [Panel(STEP_SECONDS, "seconds", curves, stacked)])
 
 
@@ -256,9 +275,9 @@ def _metrics(
     drawn = []
     for heading, unit, keys in panels:
         curves = [
-            Curve(_label(runs, run, label), *series)
-            for run in runs
-            for key, label in keys.items()
+            Curve(_label(runs, run, label), *series, color=number * len(keys) + place)
+            for number, run in enumerate(runs)
+            for place, (key, label) in enumerate(keys.items())
             if (series := run.series(key))[0]
         ]
         drawn += [Panel(heading, unit, curves)] if curves else []

@@ -130,6 +130,8 @@ class Page:
     figures: Sequence[Figure] = ()
 
     def html(self) -> str:
+        kind = "Training report" if any(r.metrics or r.config for r in self.runs) else "Comparison"
+
         def own(file: str) -> str:
             return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
 
@@ -139,7 +141,8 @@ class Page:
         digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
         return environment.from_string(own("report.html.j2")).render(
-            name=self.name,
+            title=f"{kind}: {self.name}",
+            sections={block.id: block.title for block in self.blocks if block.id and block.title},
             style=Markup(own("report.css")),
             scripts=list(map(Markup, scripts)),
             allowed=Markup(" ".join(f"'sha256-{digest.decode()}'" for digest in digests)),

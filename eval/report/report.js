@@ -41,6 +41,9 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 // Plotly reads tags in labels.
 const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
 
+const LINE = 34;  // characters of a line of the legend
+const wrapped = (text) => visible(text).match(new RegExp(`.{1,${LINE}}`, "gsu")).map(label).join("<br>");
+
 const runningMean = (values, half) => values.map((_, i) => {
   const near = values.slice(Math.max(0, i - half), i + half + 1);
   return near.reduce((sum, value) => sum + value, 0) / near.length;
@@ -50,9 +53,9 @@ function traces(panel, window, printing) {
   const [colors, faint] = !printing && dark.matches ? [DARK, 0.6] : [LIGHT, 0.35];
   const smooth = window > 1 && !panel.stacked;
   return panel.curves.flatMap((curve, i) => {
-    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[i % colors.length], width: 1 },
+    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[curve.color % colors.length], width: 1 },
       opacity: faint, hoverinfo: "skip", showlegend: false, legendgroup: i };
-    const line = { ...raw, name: label(curve.label || panel.title), line: { ...raw.line, width: 2 },
+    const line = { ...raw, name: wrapped(curve.label || panel.title), line: { ...raw.line, width: 2 },
       y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
       mode: curve.x.length < 12 && !panel.stacked ? "lines+markers" : "lines", marker: { size: 6 },
       stackgroup: panel.stacked ? "one" : undefined,
@@ -61,23 +64,27 @@ function traces(panel, window, printing) {
   });
 }
 
-function layout(figure, panel, log, printing) {
+function layout(figure, panel, log, printing, width) {
+  const longest = Math.max(...panel.curves.map((curve) => curve.label.length)), lines = Math.ceil(longest / LINE);
+  const beside = Math.max(1, Math.floor(width / (8 * Math.min(longest, LINE) + 50)));  // legend entries in a row
+  const legend = 45 + Math.max(longest && 35, 19 * lines * Math.ceil(panel.curves.length / beside));
   const style = getComputedStyle(document.body), color = (name) => style.getPropertyValue(name).trim();
   const [ink, grid] = printing ? ["#1d2430", "#dfe3e8"] : [color("--ink"), color("--line")];
   const axis = { gridcolor: grid, zeroline: false, automargin: true };
+  const negative = panel.curves.some((curve) => curve.y.some((y) => y < 0));
   const large = panel.curves.some((curve) => curve.y.some((y) => Math.abs(y) >= 1000));
   return {
-    ...(printing ? { width: figure.panels.length > 1 ? 335 : 680, height: 270 } : { autosize: true }),
+    ...(printing ? { width, height: 190 + legend } : { autosize: true, height: 256 + legend }),
     title: { text: label(panel.title), font: { size: 14 }, x: 0, xref: "paper" },
     font: { color: ink, size: 12 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 50, r: 10, t: 40, b: panel.curves[0].label ? 80 : 45 },
+    margin: { l: 50, r: 10, t: 40, b: legend },
     hovermode: "x unified", hoverlabel: { bgcolor: color("--tint") }, showlegend: Boolean(panel.curves[0].label),
     legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: ink },
     xaxis: { ...axis, title: { text: label(figure.x_title) }, type: figure.log_x ? "log" : "linear",
       ...(figure.log_x ? { tickvals: panel.curves[0].x } : {}) },
     yaxis: { ...axis, title: { text: label(panel.unit) }, type: log ? "log" : "linear", exponentformat: "none",
-      hoverformat: large ? ",.0f" : ".3~r", ...(figure.y_range && !log ? { range: figure.y_range } : {}) },
+      hoverformat: large ? ",.0f" : ".3~r", ...(panel.y_range && !log ? { range: panel.y_range } : { rangemode: negative ? "normal" : "nonnegative" }) },
   };
 }
 
@@ -92,7 +99,7 @@ function addFigure(figure, place) {
   const draw = (printing = false) => {
     width.textContent = window.value;
     figure.panels.forEach((panel, i) => Plotly.react(places[i], traces(panel, Number(window.value), printing),
-      layout(figure, panel, log.checked, printing),
+      layout(figure, panel, log.checked, printing, printing ? (places.length > 1 ? 335 : 680) : places[i].clientWidth),
       { responsive: true, displaylogo: false, displayModeBar: !printing, modeBarButtons: [["toImage"]],
         toImageButtonOptions: { filename: `${figure.name}-${i + 1}`, width: 1200, height: 600, scale: 2 } }));
   };
@@ -111,13 +118,14 @@ function addFigure(figure, place) {
 async function showMetric() {
   const key = byId("metric").value, place = byId("metric-figure");
   const values = key ? (await unpacked("metric-block"))[key] : [];
-  const curves = data("run-names").map((label, run) => ({ label, x: values[run]?.[0], y: values[run]?.[1] }))
+  const curves = data("run-names").map((label, color) => ({ label, color, x: values[color]?.[0], y: values[color]?.[1] }))
     .filter((curve) => curve.x?.length);
   if (key !== byId("metric").value) return;
   place.replaceChildren();
   draws.delete("metric");
   if (!key) return;
-  const lines = curves.flatMap(({ label, x, y }) => x.map((step, i) => `${JSON.stringify(label)},${step},${y[i]}`));
+  const cell = (text) => JSON.stringify(text.replace(/^[=+\-@\t\r]/, "'$&"));  // no formula of a spreadsheet
+  const lines = curves.flatMap(({ label, x, y }) => x.map((step, i) => `${cell(label)},${step},${y[i]}`));
   const figure = { name: key.replace(/\W+/g, "-"), title: key, caption: "as metrics.jsonl has it", x_title: "training step",
     panels: [{ title: key, unit: "", curves }], csv: ["run,training step,value", ...lines].join("\n") };
   draws.set("metric", addFigure(figure, place));

@@ -281,7 +281,7 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
 def chosen(data: RunData) -> str:
     picked = data.selection
     if not data.rows:
-        return "No checkpoint is evaluated yet. To evaluate them: python -m eval.sweep RUN"
+        return "No checkpoint is evaluated yet."
     if not picked:
         return "The last checkpoint is the result. No checkpoint was picked by these scores."
     step, name = picked.step, picked.benchmark
@@ -335,6 +335,8 @@ def configurations_table(runs: Sequence[RunData]) -> Table:
 
     columns = [flat(without_secrets(run.config)) for run in runs]
     keys = dict.fromkeys(key for values in columns for key in values if key not in NAMES)
+    if not all(run.environment for run in runs):  # a log has the keys of its command alone
+        keys = {key: None for key in keys if all(key in values for values in columns)}
     rows = [[key, *(values.get(key, "-") for values in columns)] for key in keys]
     return [["key", *(run.name for run in runs)], *(r for r in rows if len(set(r[1:])) > 1)]
 

@@ -351,7 +351,7 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     page = page_of(run)
     drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
     ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
-    assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0]}
+    assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0], "color": 0}
     values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
     assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
     ((steps, rates),) = values["actor/lr"]
