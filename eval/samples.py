@@ -9,14 +9,65 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from eval import EvaluationError
 from eval.endpoint import RemoteEngine
 from eval.engine import SAMPLE_KEY, Engine, Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines
 from prompt_aug.base.progress import Progress
+from prompt_aug.typed import adapter, problems
 from recipe.run.folder import BenchmarkFolder
+
+
+class Line(BaseModel):
+    """What is read of a record in a file of an evaluation, which may have more keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class KeyLine(Line):
+    uid: str
+    prompt_sha256: str
+
+
+class QuestionLine(KeyLine):
+    question: str
+    gold: list[str]
+    prompt: str
+    asked: bool
+
+
+class SampleLine(KeyLine):
+    sample: int
+    response: str
+    tokens: int | None
+    finish_reason: str | None
+
+
+class GradeLine(KeyLine):
+    sample: int
+    correct: bool
+    extracted: str | None
+    status: str
+
+
+def read_records(
+    path: Path, kind: type[Line], lines: Iterable[dict[str, Any]], first: int = 1
+) -> list[Any]:
+    """Return `lines` of a file, from line `first`. Raises EvaluationError for one unlike `kind`."""
+    check, records = adapter(kind), list(lines)
+    for number, record in enumerate(records, start=first):
+        for problem in problems(check, record).values():
+            raise EvaluationError(
+                f"{path}, line {number}: {problem.rstrip('.')}. Correct or delete the line, then "
+                "run eval.sweep again."
+            )
+    return records
+
 
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
@@ -37,7 +88,7 @@ class SampleFiles:
         for path in self._folder.sample_files():
             lines = iter_lines(path)
             if next(lines, {}).get("model") == self._identity:
-                for line in lines:
+                for line in read_records(path, SampleLine, lines, first=2):
                     samples.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
         return samples
 

@@ -19,7 +19,7 @@ import numpy as np
 from eval import EvaluationError, metrics
 from eval.command import run_command
 from eval.engine import SAMPLE_KEY, SampleKey
-from eval.samples import Sample, SampleFiles
+from eval.samples import GradeLine, Line, QuestionLine, Sample, SampleFiles, read_records
 from prompt_aug.base.commands import existing, make_parser, python_command
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
@@ -32,7 +32,7 @@ from prompt_aug.grading.units import split_unit, units_contradict
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import VALIDATION
 from prompt_aug.templates import Template
-from prompt_aug.typed import Record, Text, read_typed
+from prompt_aug.typed import Record, Text, parse_typed, read_typed
 from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
 from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
@@ -179,6 +179,37 @@ def order_of(questions: Lines) -> str:
     return hashlib.sha256("\n".join(q["uid"] for q in questions).encode()).hexdigest()
 
 
+def read_questions(folder: BenchmarkFolder) -> Lines:
+    return read_records(folder.questions, QuestionLine, read_lines(folder.questions))
+
+
+class Entry(Line):
+    settings: dict[str, Any]
+    grader: str
+    samples: int
+    accuracy: float
+    standard_error: float | None
+    question_means: list[float]
+    pass_at_k: dict[str, float]
+    status_rates: dict[str, float]
+    truncation_rate: float
+    mean_tokens: float | None
+
+
+class Scores(Line):
+    settings: dict[str, Any]
+    identity: dict[str, Any]
+    grader: str
+    benchmarks: dict[str, Entry]
+
+
+def read_scores(folder: EvaluationFolder) -> dict[str, Any]:
+    """Return scores.json of a checkpoint. Raises EvaluationError for other content."""
+    record = read_json(folder.scores)
+    parse_typed(record, Scores, str(folder.scores), EvaluationError)
+    return dict(record)
+
+
 class Selection(Record):
     """The checkpoint that eval.selection picked; `scores` are the accuracies by step."""
 
@@ -218,7 +249,7 @@ class Scored:
         EvaluationError between the two.
         """
         folder, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
-        questions = read_lines(folder.questions)
+        questions = read_questions(folder)
         if order_of(questions) != entry["order"]:
             raise EvaluationError(
                 f"{folder.root}: its sweep is not finished. Run eval.sweep again."
@@ -233,7 +264,8 @@ class Scored:
     def samples(self, benchmark: str) -> Iterator[tuple[dict[str, Any], Lines]]:
         files, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
         questions, samples = self.questions(benchmark), SampleFiles(files, entry["model"]).load()
-        table = join(questions, samples, read_lines(files.grades)[1:], entry["settings"]["samples"])
+        lines = read_records(files.grades, GradeLine, read_lines(files.grades)[1:], first=2)
+        table = join(questions, samples, lines, entry["settings"]["samples"])
         return zip(questions, table, strict=True)
 
 
@@ -357,7 +389,7 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
     bank, before = Prompts.read(folder.prompts).bank, read_json(folder.scores)
     for name, entry in _entries(folder, before["identity"]).items():
         files = folder.benchmark(name)
-        questions, samples = read_lines(files.questions), SampleFiles(files, entry["model"]).load()
+        questions, samples = read_questions(files), SampleFiles(files, entry["model"]).load()
         if order_of(questions) != entry.get("order", order_of(questions)):
             raise EvaluationError(
                 f"{files.questions}: {len(questions)} questions, not the "

@@ -13,11 +13,11 @@ from typing import Any
 from eval import EvaluationError, metrics
 from eval.checkpoints import has_changed
 from eval.metrics import Difference, paired
-from eval.score import Scored, Selection, require_one_grader
+from eval.score import Scored, Selection, read_scores, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.commands import python_command
-from prompt_aug.base.files import MissingFileError, read_json, read_text
-from prompt_aug.typed import parse_yaml
+from prompt_aug.base.files import MissingFileError, read_text
+from prompt_aug.typed import parse_typed, parse_yaml
 from recipe.run.folder import (
     EvaluationFolder,
     RunFolder,
@@ -100,7 +100,8 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     texts = {}
     for path in (folder.config, folder.environment):
         try:
-            texts[path] = parse_yaml(read_text(path), str(path))  # JSON is yaml
+            content = parse_yaml(read_text(path), str(path))  # JSON is yaml
+            texts[path] = parse_typed(content or {}, dict[Any, Any], str(path), EvaluationError)
         except MissingFileError:
             notes.append(f"{path.name} is missing")
     lines = read_metrics(run)
@@ -249,7 +250,7 @@ def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict
             files = EvaluationFolder(path)
             if not files.scores.exists():
                 continue
-            scored = Scored(files, read_json(files.scores))
+            scored = Scored(files, read_scores(files))
             if has_changed(RunFolder(run).exported(step), scored.record["identity"]):
                 stale.append(f"{folder.name}/step_{step}")
             else:

@@ -1,5 +1,6 @@
 """Two evaluated models over the same questions, and the pick of a checkpoint: verdicts by hand."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,9 @@ def test_the_page_holds_the_answers_of_both(
     page = (tmp_path / "page" / "index.html").read_text()
     for name in (record["a"], record["b"]):
         assert f">{name}</option>" in page
+    for place in re.findall('href="#([^"]+)"', page):
+        assert f'id="{place}"' in page
+    assert "<title>Comparison: " in page
 
 
 def questions(count: int, split: str, text: str | None = None) -> list[Question]:

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from eval.report.__main__ import main
-from eval.report.logs import overrides, read_log
+from eval.report.data import collect
+from eval.report.logs import as_run, overrides, read_log
+from eval.report.tables import configurations_table
+from prompt_aug.base.files import write_json
 from recipe.run.folder import read_config, read_metrics
 
 PREFIX = "\x1b[36m(TaskRunner pid=7)\x1b[0m "
@@ -73,4 +76,18 @@ def test_a_report_of_a_log(tmp_path: Path) -> None:
     assert read_config(run)["data"] == {"train_batch_size": 8}
     assert "2,0.75" in (out / "reward.csv").read_text()
     assert "0,25" in (out / "validation.csv").read_text()
-    assert (out / "index.html").exists()
+    assert "eval.sweep" not in (out / "index.html").read_text()  # it is no run of ours
+
+
+@pytest.mark.config
+def test_a_log_beside_a_run_has_no_table_of_its_keys(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.log").write_text(OLD)
+    run = as_run(tmp_path / "a.log", tmp_path / "run")
+    write_json(
+        run / "config.yaml", {"data": {"train_batch_size": 16}, "k": dict.fromkeys("xyz", 1)}
+    )
+    table = configurations_table(
+        [collect(run), collect(as_run(tmp_path / "b.log", tmp_path / "b"))]
+    )
+    assert table[1:] == [["data.train_batch_size", "16", "8"]]

@@ -75,6 +75,18 @@ def test_scores_in_the_wandb_run_of_the_training(
     assert points == [(0, 0.0), (20, 0.625)]
 
 
+def test_wandb_without_a_login_has_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**settings: Any) -> None:
+        raise ValueError("no key\nand more")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=ValueError))
+    assert main([str(run), "--log", "wandb"]) == 1
+    error = capsys.readouterr().err
+    assert "--log wandb: no key" in error and "WANDB_MODE" in error and error.count("\n") == 1
+
+
 # ------------------------------------------------------------------------- model card
 
 

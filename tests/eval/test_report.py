@@ -1,6 +1,7 @@
 """The report of a hand-written run: its numbers, its figures, and text that attacks the page."""
 
 import base64
+import csv
 import gzip
 import hashlib
 import json
@@ -174,6 +175,55 @@ def test_report_of_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     source = (run / "report" / "index.html").read_text()
     assert "hunter2" not in source and "max_tokens: 5" in source
     assert ">By template</h3>" in source and ">Which text" not in source  # no table without rows
+
+
+def test_shares_begin_at_0_and_a_measure_has_one_color(run: Path) -> None:
+    write_eval(run, 20, {"toy": [[0], [0], [0], [0]]})
+    write_eval(run, 0, {"toy": [[0], [0], [0], [0]]})
+    drawn = {figure["name"]: figure for figure in page_of(run).data("figure-data")}
+    assert drawn["accuracy"]["panels"][0]["y_range"] == [0, 1]
+    assert drawn["reward"]["panels"][0]["y_range"] is None
+    colors = {
+        curve["label"]: {c["color"] for f in drawn.values() for p in f["panels"] for c in p["curves"]
+                         if c["label"] == curve["label"]}
+        for name in ("reward", "templates") for panel in drawn[name]["panels"] for curve in panel["curves"]
+    }  # fmt: skip
+    assert all(len(places) == 1 for places in colors.values()) and len(colors) == 3
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
+    names = ["=HYPERLINK(1)", "+1", "-1", "@x", "\tx", "a=1"]
+    panel = figures.Panel("=t", "%", [figures.Curve(name, [1], [-2]) for name in names])
+    lines = list(csv.reader(figures.Figure("f", "f", "", [panel]).as_csv().splitlines()))[1:]
+    assert [line[2] for line in lines] == [*(f"'{name}" for name in names[:-1]), "a=1"]
+    assert {(line[0], line[4]) for line in lines} == {("'=t", "-2")}
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "place"),
+    [
+        ("scores.json", {"benchmarks": []}, "benchmarks"),
+        ("scores.json", {"settings": "x"}, "settings"),
+        ("toy/questions.jsonl", {"gold": 5}, "line 1: gold"),
+        ("toy/samples-*.jsonl", {"response": ["x"]}, "line 2: response"),
+        ("toy/grades.jsonl", {"correct": "yes"}, "line 2: correct"),
+        ("../../../environment.json", None, "environment.json"),
+    ],
+)
+def test_a_record_of_another_kind_has_one_line_with_its_place(
+    run: Path, path: str, changes: dict[str, Any] | None, place: str, capsys: Any
+) -> None:
+    (file,) = (run / "eval" / "s" / "step_20").glob(path)
+    if changes is None:
+        file.write_text("[1]")
+    else:
+        lines = file.read_text().splitlines() if path.endswith("l") else [file.read_text()]
+        changed = 1 if "samples" in path or "grades" in path else 0
+        lines[changed] = json.dumps(json.loads(lines[changed]) | changes)
+        file.write_text("\n".join(lines) + "\n")
+    assert main([str(run)]) == 1
+    error = capsys.readouterr().err
+    assert place in error and error.count("\n") == 1
 
 
 def test_model_text_stays_text_in_the_page(run: Path) -> None:

@@ -112,6 +112,18 @@ def test_a_lost_sample_is_an_error_and_not_a_wrong_answer(scored: EvaluationFold
     assert regrade(scored)["benchmarks"]["toy"]["samples"] == 4
 
 
+@pytest.mark.parametrize("kept", [slice(1, None), slice(None, None, -1), slice(0, 0)])
+def test_other_questions_than_those_of_the_scores_are_rejected(
+    scored: EvaluationFolder, kept: slice, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A sample without its question would leave the denominator."""
+    files, before = scored.benchmark("toy"), scored.scores.read_bytes()
+    write_lines(files.questions, read_lines(files.questions)[kept])
+    assert main([str(tmp_path)]) == 1
+    assert str(files.questions) in capsys.readouterr().err
+    assert scored.scores.read_bytes() == before
+
+
 def test_verdicts_of_two_graders_are_never_combined(
     scored: EvaluationFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,10 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
+        (["RUN", "--benchmark", "a/bench.yaml"], 1, "bench=a/bench.yaml"),
+        (["RUN", "--benchmark", "scores.json=q.parquet"], 1, "scores.json"),
+        (["RUN", "--samples", "32", "--temperature", "0"], 2, "--temperature 1"),
+        (["RUN", "--benchmark", "toy=q.parquet:4", "--temperature=0"], 2, "--temperature 1"),
     ],
 )
 def test_a_wrong_option_is_rejected_before_an_engine_starts(
@@ -205,6 +209,10 @@ def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in result] == [2, 10]
     with pytest.raises(EvaluationError, match=r"\[11\].*\[2, 10\]"):
         find(tmp_path, [10, 11])
+    (tmp_path / "checkpoints" / "global_step_30").mkdir(parents=True)
+    for steps, remedy in (([10, 30], r"recipe\.export"), ([10, 31], r"\[30\] are saved")):
+        with pytest.raises(EvaluationError, match=remedy):
+            find(tmp_path, steps)
     with pytest.raises(EvaluationError, match=r"recipe\.export"):
         find(tmp_path / "empty")
 
