@@ -45,6 +45,18 @@ def sampled(engine: FakeEngine) -> list[tuple[int, int]]:
     return sorted((request.question, request.key[2]) for request in engine.requests)
 
 
+def test_lost_questions_are_written_again_without_an_engine(
+    run: Runner, make_benchmark: MakeBenchmark
+) -> None:
+    before = run(FakeEngine(right), make_benchmark())["benchmarks"]
+    path = run.only("*/step_20/toy/questions.jsonl")
+    questions = path.read_bytes()
+    path.write_bytes(b"".join(questions.splitlines(keepends=True)[2:]))
+    engine = FakeEngine(right)
+    assert run(engine, make_benchmark())["benchmarks"] == before
+    assert path.read_bytes() == questions and engine.starts == 0
+
+
 def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     def answer(request: Request) -> str:
         # Question 0 is right twice, 1 once, 2 and 3 never, with no answer at all.

@@ -99,7 +99,7 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
         (["RUN", "--benchmark", "a/bench.yaml"], 1, "bench=a/bench.yaml"),
-        (["RUN", "--benchmark", "scores.json=q.parquet"], 1, "scores.json"),
+        (["RUN", "--benchmark", "scores.json=q.parquet"], 1, "NAME=q.parquet"),
         (["RUN", "--samples", "32", "--temperature", "0"], 2, "--temperature 1"),
         (["RUN", "--benchmark", "toy=q.parquet:4", "--temperature=0"], 2, "--temperature 1"),
     ],
