@@ -93,7 +93,11 @@ class Study:
         wanted: set[Key] = set()
         for e in self.protocol.evaluations:
             if steps := [step for step in e.steps if step or first]:
-                how = (f"--temperature={e.temperature}", f"--top-p={e.top_p}", "--steps")
+                how: tuple[str, ...] = (
+                    f"--temperature={e.temperature}",
+                    f"--top-p={e.top_p}",
+                    "--steps",
+                )
                 benchmark = f"--benchmark={e.set}={e.path}:{e.samples}"
                 sweeps[*how, *map(str, steps)].append(benchmark)
                 wanted |= {(name if step else START, seed, step, e.set) for step in steps}
@@ -102,8 +106,8 @@ class Study:
             settings = [*self.protocol.settings, *arm, f"recipe.run_dir={folder}"]
             self.do(*python, "recipe.train", *settings)
             self.do(*python, "recipe.export", str(folder))
-            for how, benchmarks in sweeps.items():
-                self.do(*python, "eval.sweep", str(folder), *how, *benchmarks)
+            for options, benchmarks in sweeps.items():
+                self.do(*python, "eval.sweep", str(folder), *options, *benchmarks)
             lines = [line for line in self.lines(name, folder, here) if key(line) in missing]
             with FileLock(self.work / "lines.lock"):  # of array jobs
                 append_lines(self.path.with_suffix(".jsonl"), lines, sync=True)

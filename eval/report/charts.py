@@ -82,8 +82,8 @@ def _draw(axes: Axes, panel: Panel, figure: Figure) -> None:
         axes.stackplot(panel.curves[0].x, values, labels=labels, colors=STACK_COLORS)
         axes.set_ylim(bottom=0)
     for curve in () if panel.stacked else panel.curves:
-        place = curve.color % len(COLORS)
-        _line(axes, curve, COLORS[place], MARKERS[place])
+        index = curve.color % len(COLORS)
+        _line(axes, curve, COLORS[index], MARKERS[index])
     if len(panel.curves) > 1:
         small = len(figure.panels) > 1
         place = {"loc": "best"} if small else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}

@@ -71,7 +71,8 @@ def find(kind: str, text: str, name: str | None) -> None:
         found = next((p for f in folders if (p := f / Path(text).expanduser()).exists()), None)
         if found is None:
             raise FileNotFoundError("no such file")
-        for entry in OmegaConf.load(found) if kind == "loops" else ():
+        loops: Any = OmegaConf.load(found) if kind == "loops" else ()
+        for entry in loops:
             find("class", entry["_target_"], None)
 
 
