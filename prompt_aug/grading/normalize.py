@@ -105,7 +105,7 @@ _NEAR = re.compile(
 )
 _REASON = re.compile(r"(?:since|because|as|where)\b")
 _REMARK = re.compile(r"(?=.*[A-Za-z]{4}|in )[A-Za-z]{2,}(?: [A-Za-z]+)*")
-# TeX without braces: an argument is one token.
+# TeX without braces, as in answers of MathArena: an argument is one token.
 _PIECE = re.compile(r"\\[a-zA-Z]+|\s+|\\?.", re.DOTALL)
 _ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1, "^": 1, "_": 1}
 _BRACKETS = re.compile(r"[{(\[)\]}]")

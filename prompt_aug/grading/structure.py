@@ -94,7 +94,7 @@ def build(text: str, depth: int = 0) -> Node:
 
 
 def _labeled(node: Node, name: str) -> Node:
-    """Label a node and, as in `a = 4, -8`, every value of a list."""
+    """Label a node and, as in `a = 4, -8` (tests of Math-Verify), every value of a list."""
     if node.kind not in ("list", "either"):
         return replace(node, label=name)
     items = tuple(_labeled(item, name) for item in node.items)
@@ -104,7 +104,7 @@ def _labeled(node: Node, name: str) -> Node:
 
 
 def _solutions(node: Node) -> Node:
-    """Add the reading of `p = 5, q = 2; p = 7, q = 2` as a list of tuples: (5, 2), (7, 2)."""
+    """Add the reading of `p=5, q=2; p=7, q=2` (tests of Math-Verify) as (5, 2), (7, 2)."""
     labels = [item.label for item in node.items]
     size = len(set(labels))
     repeated = labels[:size] * (len(labels) // size) == labels
