@@ -37,7 +37,7 @@ class FakeTrainer(SavingTrainer, PPOTrainerSync):
         self.train_dataloader, self.fetched = Loader(), 0
 
     def own_state(self) -> dict[str, Any]:
-        return {"fetched": self.fetched}
+        return {"fetched": self.fetched, "batches_fetched": self.fetched}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self.fetched = state["fetched"]

@@ -88,6 +88,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     config = {"model_type": "qwen2", "max_position_embeddings": 40_000, "vocab_size": 320}
     config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config |= {"architectures": ["Qwen2ForCausalLM"]}
     (folder / "model" / "config.json").write_text(json.dumps(config))
     (folder / "model" / "model.safetensors").write_bytes(b"no weights")
     text, three = AUTHORS["question"], ("a?", "b?", "c?")
