@@ -62,7 +62,7 @@ _ASKED = (
 _REMAINDER = re.compile(r"(\d+|[\w})])?\s*\\[bp]?mod(?![a-z])[\s({\[]*(\d{1,18})")
 _PERCENT = re.compile(r"(?<![\d.,])(\d[\d.,]{0,20})[\s$]{0,3}(?:\\?%|percent)")
 _PLAIN_NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
-_UNARY_MINUS = re.compile(r"(?<![\w)}\]!])\s*[-+]")
+_UNARY_MINUS = re.compile(r"(?<![\w)}\]!\s])\s*[-+]")
 _OPERATION = re.compile(r"\\(?:frac|sqrt|cdot|times|div|binom)(?![a-zA-Z])|[-+*/^!]")
 _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?\s*\\(?:times|cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?")
 

@@ -95,6 +95,17 @@ _TITLED = re.compile(
     r"\s*([:=]?)\s*(?:\}|\*\*)?\s*([:=]?)\s*(\S.*?)[\s.]*",
     re.DOTALL,
 )
+# The labels that need no mark behind them: other words before a value change it ("multiple of 9").
+_ANSWER = re.compile(
+    r"(?:(?:the|my|our|final|correct|so|thus) )*(?:answer|ans|result|solution|value|total|sum|so"
+    r"|thus|hence|therefore)(?: is| are)?",
+    re.IGNORECASE,
+)
+_OPEN_END = re.compile(
+    r"(?:\b(?:of|from|than|but|to|by|with|without|in|under|over|above|below|between|near|after|before|not"
+    r"|excluding|times|base|less|more|minus|plus|anti))$",
+    re.IGNORECASE,
+)
 _DENIES = re.compile(
     r"\b(?:not|cannot|can['’]t|isn['’]t|never|false|wrong|incorrect|at least|at most)\b",
     re.IGNORECASE,
@@ -214,8 +225,11 @@ def stated_value(answer: str) -> str | None:
         return None
     titled = _TITLED.fullmatch(answer.strip())
     if titled and split_unit(rf"1\text{{ {titled[1]}}}")[1] is not None:
-        value = titled[4]
-        if _ANY_SPAN.fullmatch(value) or ((titled[2] or titled[3]) and is_value(value)):
+        label, value = titled[1].strip(), titled[4]
+        marked = (titled[2] or titled[3]) and not _OPEN_END.search(label)
+        if marked and is_value(value):
+            return value
+        if _ANY_SPAN.fullmatch(value) and (marked or _ANSWER.fullmatch(label)):
             return value
     if len([word for word in _WORD.findall(plain) if word not in _KNOWN]) < _MIN_PROSE_WORDS:
         return None
