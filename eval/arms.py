@@ -4,33 +4,36 @@ A line is a run, a step and a question set, with the number of right samples of 
 `eval.compare --arm` makes lines of run folders; scripts/study.py writes them beside a protocol.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from eval import EvaluationError
-from eval.metrics import Crossed, at_k, crossed, holm, no_signal
+from eval.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
 from eval.score import Scored
 from eval.settings import SAMPLING, differences
-from prompt_aug.base.estimates import FloatArray
+from prompt_aug.base.estimates import FloatArray, Interval
 from prompt_aug.base.files import read_lines
-from prompt_aug.typed import Count, FileName, Positive, Record, Several, Text, read_typed
+from prompt_aug.typed import Count, FileName, Positive, Record, Several, Text, read_typed, shown
 from recipe.run.folder import read_config, select
 
 Line = Mapping[str, Any]
+Key = tuple[str, int, str, int]  # arm, seed, set, step
+Cell = tuple[str, int]  # set, step
 ASKED = ("set_sha", "grader", "decode", "n")  # the same in all lines of a contrast
-START = "start"  # the arm of step 0
 
 
 class Contrast(Record):
     """pass@k of `arm` minus that of `baseline`, paired by seed and question, at `step`.
 
-    With `minus`: less the mean over these sets, the same questions in other words. With `drop`, of
-    these steps: the best mean of three steps in a row, less the last. `expected` is the gain in
-    points below which the claim is not seen. The gain at `not_below_k` must not be larger.
+    `drop` compares drops instead: to the mean over these sets, the same questions in other words,
+    or from the best to the last mean of three evaluations in a row, of those every `drop` steps.
+    `expected` is the gain in points below which the claim is not seen. The gain at `not_below_k`
+    must not be larger.
     """
 
     arm: Text
@@ -38,21 +41,32 @@ class Contrast(Record):
     set: Text
     step: Count
     k: Positive = 1
-    minus: Several[Text] = ()
-    drop: Several[Count] = ()
+    drop: Positive | Several[Text] = ()
     expected: float | None = None
     not_below_k: Positive | None = None
 
     @property
-    def cells(self) -> list[tuple[str, int]]:
+    def cells(self) -> list[Cell]:
         """The sets and steps of a run that it needs."""
-        return [(name, s) for name in (self.set, *self.minus) for s in self.drop or (self.step,)]
+        if isinstance(self.drop, int):
+            return [(self.set, step) for step in range(self.drop, self.step + 1, self.drop)]
+        return [(name, self.step) for name in (self.set, *self.drop)]
+
+    def measure(self, run: Sequence[Line], k: int) -> FloatArray:
+        """Return the measure of a run and its variance over samples, both by question."""
+        values, variances = np.moveaxis([at_k(x["right"], x["n"], k) for x in run], 1, 0)
+        weights = np.zeros(len(run))  # of the cells
+        if isinstance(self.drop, int):
+            best = sliding_window_view(values.mean(axis=1), 3).mean(axis=1).argmax()
+            weights[best : best + 3] += 1 / 3
+            weights[-3:] -= 1 / 3
+        else:
+            weights[0], weights[1:] = 1, -1 / max(1, len(self.drop))
+        return np.stack([weights @ values, weights**2 @ variances])
 
     def __str__(self) -> str:
-        less = f" less {', '.join(self.minus)}" if self.minus else ""
-        what = "drop of " if self.drop else ""
-        of = f"{what}pass@{self.k}, {self.set}{less}, step {self.step}"
-        return f"{self.arm} - {self.baseline}: {of}"
+        drop = f", drop: {shown(self.drop)}" if self.drop else ""
+        return f"{self.arm} - {self.baseline}: pass@{self.k}, {self.set}, step {self.step}{drop}"
 
 
 class Gate(Record):
@@ -63,15 +77,17 @@ class Gate(Record):
     sets: Several[Text]
 
 
-class Evaluated(Record):
-    """A question set that is asked at the end of each run, and its name in the lines."""
+class Sweep(Record):
+    """A command eval.sweep at the end of each run; `benchmarks` are SET=PATH:SAMPLES."""
 
-    set: FileName
-    path: Text
-    samples: Positive
     steps: Several[Count]
+    benchmarks: Several[Text]
     temperature: float = 1.0
     top_p: float = 1.0
+
+    @property
+    def sets(self) -> list[str]:
+        return [benchmark.partition("=")[0] for benchmark in self.benchmarks]
 
 
 class Arm(Record):
@@ -93,17 +109,26 @@ class Protocol(Record):
     rule: Text
     settings: Several[Text]
     arms: dict[FileName, Arm]
-    evaluations: Several[Evaluated]
+    evaluations: Several[Sweep]
     primary: Contrast | None = None
     exploratory: Several[Contrast] = ()
     gates: Several[Gate] = ()
 
-    def lacking(self, lines: Sequence[Line]) -> list[str]:
-        """Return the runs that lack a line of a step after 0, as ARM_SEED."""
-        have = {(x["arm"], x["seed"], x["set"], x["step"]) for x in lines}
-        asked = [(e.set, step) for e in self.evaluations for step in e.steps if step]
+    def block(self, seed: int) -> list[str]:
+        """Return the arms of a seed. Step 0 is evaluated with the first one."""
+        return [name for name, arm in self.arms.items() if seed in arm.seeds]
+
+    def keys(self, arm: str, seed: int) -> set[Key]:
+        """Return the keys of the lines of a run."""
+        steps = [(step, sweep) for sweep in self.evaluations for step in sweep.steps]
+        first = arm == self.block(seed)[0]
+        return {(arm, seed, x, step) for step, sweep in steps if step or first for x in sweep.sets}
+
+    def lacking(self, lines: Iterable[Line]) -> list[str]:
+        """Return the runs that lack a line, as ARM_SEED."""
+        have = {key(line) for line in lines}
         runs = [(name, seed) for name, arm in self.arms.items() for seed in arm.seeds]
-        return [f"{n}_{s}" for n, s in runs if any((n, s, *cell) not in have for cell in asked)]
+        return [f"{name}_{seed}" for name, seed in runs if self.keys(name, seed) - have]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +142,7 @@ class Compared:
     sampling: float
     correlation: float
     lead: float  # over the gain at `not_below_k`
-    unpaired: list[int]
+    entropy: Interval  # of the gain in entropy at the end of training; NaN: not in the lines
 
     @property
     def verdict(self) -> str:
@@ -128,6 +153,10 @@ class Compared:
             return "the opposite"
         expected = self.contrast.expected
         return "not seen" if expected is not None and high < expected else "undecided"
+
+
+def key(line: Line) -> Key:
+    return line["arm"], line["seed"], line["set"], line["step"]
 
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
@@ -154,78 +183,61 @@ def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str
 
 def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
     """Pair the runs of two arms by seed. Raises EvaluationError if they cannot be compared."""
-    cells = [index(lines, arm, contrast.cells) for arm in (contrast.arm, contrast.baseline)]
-    seeds = sorted(set(cells[0]) & set(cells[1]))
-    if len(seeds) < 2:
-        raise EvaluationError(
-            f"{contrast}: the arms have the seeds {sorted(cells[0])} and {sorted(cells[1])}. An "
-            "interval over seeds needs two runs of each arm with the same values of recipe.seed."
-        )
-    table = [[[cell[seed][name] for name in contrast.cells] for seed in seeds] for cell in cells]
-    _require_comparable(table, contrast)
-
-    def values(k: int) -> FloatArray:
-        """Return the measure and its sampling variance, each by arm, seed and question."""
-        parts = np.array(
-            [[[at_k(x["right"], x["n"], k) for x in run] for run in arm] for arm in table]
-        )  # arm, seed, cell, value or variance, question
-        scale = scales(parts[..., 0, :].mean(axis=-1), contrast)
-        return np.einsum("asxvq,vasx->vasq", parts, np.stack([scale, scale**2]))
-
-    (a, b), noise = values(contrast.k)
-    other, than = values(contrast.not_below_k or contrast.k)[0]
-    by_seed = np.stack([a.mean(axis=1), b.mean(axis=1)])
-    spread = by_seed.std(axis=1).min() > 0
+    table = runs_of(lines, [contrast.arm, contrast.baseline], contrast.cells)
+    ks = (contrast.k, contrast.not_below_k or contrast.k)
+    if (samples := table[0][0][0]["n"]) < max(ks):
+        raise EvaluationError(f"{contrast}: only {samples} samples of each question")
+    values, variances = np.moveaxis(
+        [[[contrast.measure(run, k) for run in arm] for arm in table] for k in ks], 3, 0
+    )  # both by k, arm, seed, question
+    (a, b), gains = values[0], values[:, 0] - values[:, 1]
+    with np.errstate(invalid="ignore"):  # NaN where all runs of an arm are equal
+        correlation = np.corrcoef(a.mean(axis=1), b.mean(axis=1))[0, 1]
+    none = {"entropy": [None]}
+    train = [[run[-1].get("train", none)["entropy"][-1] for run in arm] for arm in table]
     return Compared(
         contrast=contrast,
-        seeds=seeds,
+        seeds=[run[0]["seed"] for run in table[0]],
         means=(float(a.mean()), float(b.mean())),
-        result=crossed(a - b),
-        sampling=float(noise.sum(axis=0).mean()),
-        correlation=float(np.corrcoef(by_seed)[0, 1]) if spread else float("nan"),
-        lead=float((a - b - other + than).mean()),
-        unpaired=sorted({*cells[0], *cells[1]} - {*seeds}),
+        result=crossed(gains[0]),
+        sampling=float(variances[0].sum(axis=0).mean()),
+        correlation=float(correlation),
+        lead=float(np.mean(gains[0] - gains[1])),
+        entropy=t_interval(np.subtract(*np.array(train, dtype=np.float64))),
     )
 
 
-def scales(means: FloatArray, contrast: Contrast) -> FloatArray:
-    """Return the factor of each cell of a run in the measure; `means` are pass@k of the cells."""
-    if not contrast.drop:
-        factors = [1.0, *[-1 / len(contrast.minus) for _ in contrast.minus]]
-        return np.broadcast_to(factors, means.shape)
-    steps = means.shape[-1]
-    windows = np.sum([np.eye(steps - 2, steps, place) for place in range(3)], axis=0) / 3
-    return windows[(means @ windows.T).argmax(axis=-1)] - windows[-1]
+def runs_of(
+    lines: Iterable[Line], arms: Sequence[str], cells: Sequence[Cell]
+) -> list[list[list[Line]]]:
+    """Return the lines of `cells`, by arm and by seed, for the seeds that all arms have whole.
 
-
-def _require_comparable(table: Sequence[Sequence[Sequence[Line]]], contrast: Contrast) -> None:
-    """Raise EvaluationError unless all lines ask the same, and a seed's runs start alike."""
-    for runs in zip(*table, strict=True):  # a block
-        if len({line.get("start_sha") for run in runs for line in run}) > 1:
-            seed = runs[0][0]["seed"]
-            raise EvaluationError(f"{contrast}: seed {seed} has runs of different start models")
-    for first, *others in zip(*(run for arm in table for run in arm), strict=True):
-        for other in others:
-            was, now = ({key: line[key] for key in ASKED} for line in (first, other))
-            if changed := differences(was, now):
-                raise EvaluationError(f"{contrast}: evaluated differently: {'; '.join(changed)}")
-        if first["n"] < max(contrast.k, contrast.not_below_k or 1):
-            raise EvaluationError(f"{contrast}: only {first['n']} samples of each question")
-        if len(first["right"]) != len(table[0][0][0]["right"]):
-            raise EvaluationError(f"{contrast}: the sets have different numbers of questions")
-
-
-def index(
-    lines: Sequence[Line], arm: str, wanted: Sequence[tuple[str, int]]
-) -> dict[int, dict[tuple[str, int], Line]]:
-    """Return the lines of an arm's runs that have all `wanted` (set, step), by seed."""
-    cells: dict[int, dict[tuple[str, int], Line]] = {}
+    Raises EvaluationError unless a cell's lines all ask the same, and a seed's runs start alike.
+    """
+    found: dict[Key, Line] = {}
     for line in lines:
-        if line["arm"] == arm and (key := (line["set"], line["step"])) in wanted:
-            if key in cells.setdefault(line["seed"], {}):
-                raise EvaluationError(f"two runs of arm {arm} have recipe.seed={line['seed']}")
-            cells[line["seed"]][key] = line
-    return {seed: cell for seed, cell in cells.items() if len(cell) == len(wanted)}
+        if found.setdefault(key(line), line) is not line:
+            raise EvaluationError(f"two runs of arm {line['arm']} have recipe.seed={line['seed']}")
+    runs = {
+        seed: [[found.get((arm, seed, *cell)) for cell in cells] for arm in arms]
+        for seed in sorted({seed for _, seed, _, _ in found})
+    }
+    blocks = [block for block in runs.values() if all(map(all, block))]
+    if len(blocks) < 2:
+        raise EvaluationError(
+            f"{arms}: {len(blocks)} seeds have all lines of {cells}. An interval over seeds needs "
+            "two runs of each arm with the same values of recipe.seed."
+        )
+    for block in blocks:
+        if len({line.get("start_sha") for run in block for line in run}) > 1:
+            seed = block[0][0]["seed"]
+            raise EvaluationError(f"seed {seed} has runs of different start models")
+    for first, *others in zip(*(run for block in blocks for run in block), strict=True):
+        for other in others:
+            was, now = ({name: line[name] for name in ASKED} for line in (first, other))
+            if changed := differences(was, now):
+                raise EvaluationError(f"{cells}: evaluated differently: {'; '.join(changed)}")
+    return [list(arm) for arm in zip(*blocks, strict=True)]
 
 
 def _points(r: Crossed) -> str:
@@ -239,45 +251,35 @@ def described(compared: Sequence[Compared], title: str) -> str:
         r, (seeds, questions) = c.result, c.result.shape
         sd = [f"{100 * part**0.5:.1f}" for part in (*r.parts, c.sampling)]
         power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in (seeds, 5, 10, 20))
-        texts.append(
-            f"{c.contrast}\n"
-            f"  {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}, "
-            f"p = {r.p_value:.3g} (Holm: {p:.3g}): {c.verdict} here\n"
-            f"  {seeds} seeds x {questions} questions; sd in points: seeds {sd[0]}, questions "
-            f"{sd[1]}, rest {sd[2]} (samples alone: {sd[3]}); correlation of the arms by seed "
-            f"{c.correlation:.2f}\n"
-            f"  points that 80 % of studies would see, by seeds: {power}"
-        )
+        texts.append(f"""{c.contrast}
+  {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}
+  p = {r.p_value:.3g} (Holm: {p:.3g}): {c.verdict} here
+  {seeds} seeds x {questions} questions; seeds: {shown(c.seeds)}
+  sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {sd[3]})
+  correlation of the arms by seed: {c.correlation:.2f}
+  points that 80 % of studies would see, by seeds: {power}""")
         if k := c.contrast.not_below_k:
             texts.append(f"  gain less that at k = {k}: {100 * c.lead:+.1f}")
-        if c.unpaired:
-            texts.append(f"  left out, not in both arms: seeds {c.unpaired}")
+        if np.isfinite(c.entropy[0]):
+            low, high = c.entropy
+            texts.append(f"  entropy of the last ten steps: interval [{low:+.3f}, {high:+.3f}]")
     return "\n".join(texts)
 
 
 def gate_text(lines: Sequence[Line], gate: Gate) -> str:
-    """Return the shares of groups without a signal, in percent, over all seeds of the arm."""
-    cells = index(lines, gate.arm, [(name, gate.step) for name in gate.sets])
-    if len(cells) < 2:
-        raise EvaluationError(
-            f"gate {gate.arm}, step {gate.step}: it needs two seeds with {gate.sets}"
-        )
-    texts, several = [f"groups without a signal: {gate.arm}, step {gate.step}"], len(gate.sets) - 1
-    for size, others in ((8, [*gate.sets]), (8 * several, [*gate.sets[1:]])):
-        shares = [
-            [
-                no_signal(
-                    [cell[x, gate.step]["right"] for x in sets],
-                    cell[sets[0], gate.step]["n"],
-                    size // len(sets),
-                )
-                for cell in cells.values()
-            ]
-            for sets in ([gate.sets[0]], others)
-        ]
-        gap, (one, more) = crossed(np.subtract(shares[1], shares[0])), np.mean(shares, axis=(1, 2))
+    """Return the shares of groups without a signal, in percent, over all seeds of the arm.
+
+    Two responses to each wording against as many to q0; eight to each other wording likewise.
+    """
+    (runs,) = runs_of(lines, [gate.arm], [(name, gate.step) for name in gate.sets])
+    right = np.array([[line["right"] for line in run] for run in runs])  # seed, wording, question
+    samples, texts = runs[0][0]["n"], [f"groups without a signal: {gate.arm}, step {gate.step}"]
+    for first, each in ((0, 2), (1, 8)):
+        names = gate.sets[first:]
+        one = no_signal(right[:, :1], samples, each * len(names))
+        several = no_signal(right[:, first:], samples, each)
         texts.append(
-            f"  {size} of {gate.sets[0]}: {100 * one:.1f}; {size // len(others)} of each of "
-            f"{', '.join(others)}: {100 * more:.1f}; {_points(gap)}"
+            f"  {each * len(names)} of {gate.sets[0]}: {100 * one.mean():.1f}; {each} of each of "
+            f"{', '.join(names)}: {100 * several.mean():.1f}; {_points(crossed(several - one))}"
         )
     return "\n".join(texts)

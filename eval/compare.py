@@ -218,15 +218,14 @@ def write_page(out: Path, a: Side, b: Side, rows: Mapping[str, Sequence[Compared
 
 
 def _compare(options: argparse.Namespace) -> None:
-    if (options.a is not None, bool(options.arm), bool(options.protocol)).count(True) != 1:
+    sides = [given for given in (options.a, options.b) if given]
+    if (bool(sides), bool(options.arm), bool(options.protocol)).count(True) != 1 or len(sides) == 1:
         raise UsageError("give one of: two runs A B, --arm twice or more, --protocol FILE")
     if options.protocol:
         return _compare_protocols(options.protocol)
     if options.arm:
         return _compare_arms(options)
-    if options.b is None:
-        raise UsageError("B is missing")
-    a, b = (read_side(given, options.settings) for given in (options.a, options.b))
+    a, b = (read_side(given, options.settings) for given in sides)
     if a.folder.root.resolve() == b.folder.root.resolve():
         raise UsageError(f"A and B are the same evaluation: {a.folder.root}")
     rows = compare(a, b)
@@ -257,10 +256,11 @@ def _compare_protocols(paths: Sequence[Path]) -> None:
 def _compare_arms(options: argparse.Namespace) -> None:
     lines = [line for path in options.lines for line in read_lines(path)]
     for name, *runs in options.arm:
-        for run in map(existing, runs):
+        for run in map(Path, runs):
             scored = scored_steps(run, options.settings)
             lines += arms.lines_of(name, run, scored)
-            print(f"note: {note}\n" if (note := unscored(run, scored)) else "", end="")
+            if note := unscored(run, scored):
+                print(f"note: {note}")
     names = [name for name, *_ in options.arm]
     lines = [line for line in lines if line["arm"] in names]
     sets = options.set or sorted({line["set"] for line in lines})

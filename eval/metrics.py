@@ -144,9 +144,9 @@ def at_k(right: Sequence[int], samples: int, k: int) -> tuple[FloatArray, FloatA
 
 def no_signal(right_WQ: ArrayLike, samples: int, each: int) -> FloatArray:  # noqa: N803
     """Return, by question, the share of zero-variance groups of `each` responses to W wordings."""
-    right = np.asarray(right_WQ)
+    right = np.asarray(right_WQ)  # with other axes before these two, or without
     every, some = (table(samples, [each])[right, 0] for table in (all_table, pass_table))
-    return every.prod(axis=0) + (1 - some).prod(axis=0)
+    return every.prod(axis=-2) + (1 - some).prod(axis=-2)
 
 
 def of_means(question_means: Sequence[float]) -> Estimate:
@@ -262,13 +262,19 @@ def crossed(differences_SQ: ArrayLike, seed: int = 0) -> Crossed:  # noqa: N803
     return replace(result, low=mean - half, high=mean + half, p_value=p_value)
 
 
+def t_interval(values: ArrayLike) -> Interval:
+    """Return Student's interval of the mean of independent values, at least two."""
+    mean, size = np.mean(values), np.size(values)
+    half = stdtrit(size - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(size)
+    return float(mean - half), float(mean + half)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted by Holm's method for being the smallest of several."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(np.argsort(p_values)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
+    order, adjusted = np.argsort(p_values), np.empty(len(p_values))
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted[order] = np.maximum.accumulate(np.sort(p_values) * factors).clip(max=1)
+    return adjusted.tolist()
 
 
 def majority(

@@ -10,13 +10,11 @@ command resumes. SVAMP and PARAMAWPS name clones (absolute paths), as for script
 
 import argparse
 import hashlib
-import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from eval.arms import START, lines_of, read_protocol
+from eval.arms import key, lines_of, read_protocol
 from eval.report.data import choose_evaluation
 from eval.score import Scored
 from prompt_aug.base.commands import make_parser, run
@@ -34,10 +32,11 @@ from recipe.run.folder import RunFolder, read_config, read_metrics, select
 from recipe.run.host import ROOT, multiplies_bfloat16
 
 MODEL = "models/smollm2-warm/model.safetensors"  # made by `scripts/smollm2.sh start`
-METRICS = {"reward": "critic/score/mean", "length": "response_length/mean"}
-METRICS |= {"clip": "actor/pg_clipfrac", "seconds": "perf/time_per_step"}
-METRICS |= {name: f"actor/{name}" for name in ("entropy", "grad_norm", "lr")}
-Key = tuple[str, int, int, str]
+METRICS = {
+    **{"reward": "critic/score/mean", "length": "response_length/mean"},
+    **{"clip": "actor/pg_clipfrac", "seconds": "perf/time_per_step"},
+    **{name: f"actor/{name}" for name in ("entropy", "grad_norm", "lr")},
+}
 
 
 def call(command: Sequence[str], folder: Path, **variables: str) -> str:
@@ -73,53 +72,41 @@ class Study:
         call(command, self.code, PYTHONPATH=str(self.code), RECIPE_PYTHON=sys.executable)
 
     def block(self, seed: int) -> None:
-        """Run all arms of a seed. The first arm's run also evaluates step 0."""
-        self.do("bash", "scripts/smollm2.sh", START)
+        """Run all arms of a seed."""
+        self.do("bash", "scripts/smollm2.sh", "start")
         here = {"block": seed, "start_sha": sha256(self.code / MODEL), "cpu": cpu()}
-        begun = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
-        if any(line[name] != here[name] for line in begun for name in here):
+        lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
+        if any(line[name] != here[name] for line in lines for name in here):
             raise UserError(
                 f"seed {seed}: begun with another start model or processor. Continue its block "
                 "there, or remove its lines."
             )
-        names = [name for name, arm in self.protocol.arms.items() if seed in arm.seeds]
-        for name in names:
-            self.run(name, seed, here, first=name == names[0])
+        for arm in self.protocol.block(seed):
+            folder = self.work / self.protocol.claim / f"{arm}_{seed}"
+            if missing := self.protocol.keys(arm, seed) - {key(line) for line in lines}:
+                self.run(arm, seed, folder)
+                made = [x for x in self.lines(arm, folder, here) if key(x) in missing]
+                if lost := missing - {key(line) for line in made}:
+                    raise UserError(f"{folder}: not evaluated: {sorted(lost)}")
+                with FileLock(self.work / "lines.lock"):  # of array jobs
+                    append_lines(self.path.with_suffix(".jsonl"), made, sync=True)
+            for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
+                shutil.rmtree(weights, ignore_errors=True)
 
-    def run(self, name: str, seed: int, here: Mapping[str, Any], *, first: bool) -> None:
-        """Train, export and evaluate a run, append its lines, and delete its weights."""
-        folder, python = self.work / self.protocol.claim / f"{name}_{seed}", [sys.executable, "-m"]
-        sweeps: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        wanted: set[Key] = set()
-        for e in self.protocol.evaluations:
-            if steps := [step for step in e.steps if step or first]:
-                how: tuple[str, ...] = (
-                    f"--temperature={e.temperature}",
-                    f"--top-p={e.top_p}",
-                    "--steps",
-                )
-                benchmark = f"--benchmark={e.set}={e.path}:{e.samples}"
-                sweeps[*how, *map(str, steps)].append(benchmark)
-                wanted |= {(name if step else START, seed, step, e.set) for step in steps}
-        if missing := wanted - self.done():
-            arm = [*self.protocol.arms[name].settings, f"recipe.seed={seed}"]
-            settings = [*self.protocol.settings, *arm, f"recipe.run_dir={folder}"]
-            self.do(*python, "recipe.train", *settings)
-            self.do(*python, "recipe.export", str(folder))
-            for options, benchmarks in sweeps.items():
-                self.do(*python, "eval.sweep", str(folder), *options, *benchmarks)
-            lines = [line for line in self.lines(name, folder, here) if key(line) in missing]
-            with FileLock(self.work / "lines.lock"):  # of array jobs
-                append_lines(self.path.with_suffix(".jsonl"), lines, sync=True)
-            if lost := wanted - self.done():
-                raise UserError(f"{folder}: not evaluated: {sorted(lost)}")
-        shutil.rmtree(RunFolder(folder).checkpoints, ignore_errors=True)
-        shutil.rmtree(RunFolder(folder).exports, ignore_errors=True)
+    def run(self, arm: str, seed: int, folder: Path) -> None:
+        """Train, export and evaluate a run."""
+        python, settings = [sys.executable, "-m"], self.protocol.arms[arm].settings
+        given = [*settings, f"recipe.seed={seed}", f"recipe.run_dir={folder}"]
+        self.do(*python, "recipe.train", *self.protocol.settings, *given)
+        self.do(*python, "recipe.export", str(folder))
+        asked = {step for _, _, _, step in self.protocol.keys(arm, seed)}
+        for sweep in self.protocol.evaluations:
+            if steps := [str(step) for step in sweep.steps if step in asked]:
+                decode = [f"--temperature={sweep.temperature}", f"--top-p={sweep.top_p}"]
+                sets = [f"--benchmark={benchmark}" for benchmark in sweep.benchmarks]
+                self.do(*python, "eval.sweep", str(folder), *decode, "--steps", *steps, *sets)
 
-    def done(self) -> set[Key]:
-        return {key(line) for line in read_protocol(self.path)[1]}
-
-    def lines(self, name: str, folder: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def lines(self, arm: str, folder: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the lines of a run, with what is needed to judge and to repeat it."""
         config, made = read_config(folder), []
         data = b"".join((self.code / x).read_bytes() for x in select(config, "data.train_files"))
@@ -134,14 +121,9 @@ class Study:
         }
         for settings in sorted(path.name for path in RunFolder(folder).evaluation.iterdir()):
             scored = choose_evaluation(folder, settings, [])
-            for line in lines_of(name, folder, scored):
-                line["arm"] = name if line["step"] else START
+            for line in lines_of(arm, folder, scored):
                 made.append({**line, **sampled(scored[line["step"]], line["set"]), **about})
         return made
-
-
-def key(line: Mapping[str, Any]) -> Key:
-    return line["arm"], line["seed"], line["step"], line["set"]
 
 
 def cpu() -> str:
@@ -153,13 +135,11 @@ def cpu() -> str:
 
 def train_summary(folder: Path) -> dict[str, list[float | None]]:
     """Return the means of ten steps each; None where a metric is missing."""
-    lines = read_metrics(folder)
-    means: dict[str, list[float | None]] = {name: [] for name in METRICS}
-    for start in range(0, len(lines), 10):
-        ten = lines[start : start + 10]
-        for name, of in METRICS.items():
-            values = [x[of] for x in ten if math.isfinite(x.get(of, math.nan))]
-            means[name].append(float(f"{np.mean(values):.4g}") if values else None)
+    lines, means = read_metrics(folder), {}
+    for name, of in METRICS.items():
+        tens = np.array_split([line.get(of, np.nan) for line in lines], range(10, len(lines), 10))
+        finite = [ten[np.isfinite(ten)] for ten in tens]
+        means[name] = [float(f"{ten.mean():.4g}") if ten.size else None for ten in finite]
     return means
 
 

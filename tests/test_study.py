@@ -35,9 +35,9 @@ PROTOCOL = {
         "cw": {"seeds": [4], "settings": ["method=cw_grpo"]},
     },
     "evaluations": [
-        {"set": "x", "path": "x.parquet", "samples": 4, "steps": [0]},
-        {"set": "x", "path": "x.parquet", "samples": 2, "steps": [20]},
-        {"set": "greedy", "path": "x.parquet", "samples": 1, "steps": [20], "temperature": 0.0},
+        {"steps": [0], "benchmarks": ["x=x.parquet:4"]},
+        {"steps": [20], "benchmarks": ["x=x.parquet:2"]},
+        {"steps": [20], "benchmarks": ["greedy=x.parquet:1"], "temperature": 0.0},
     ],
 }
 
@@ -127,9 +127,9 @@ def test_blocks_of_all_arms_leave_a_line_of_each_result(
     assert done == [*begin, *first, *begin, *first, *other]
     lines = read_lines(tmp_path / "TEST.jsonl")
     assert sorted((x["seed"], x["arm"], x["step"], x["set"], x["n"]) for x in lines) == [
-        *((3, "grpo", 20, "greedy", 1), (3, "grpo", 20, "x", 2), (3, "start", 0, "x", 4)),
-        *((4, "cw", 20, "greedy", 1), (4, "cw", 20, "x", 2), (4, "grpo", 20, "greedy", 1)),
-        *((4, "grpo", 20, "x", 2), (4, "start", 0, "x", 4)),
+        *((3, "grpo", 0, "x", 4), (3, "grpo", 20, "greedy", 1), (3, "grpo", 20, "x", 2)),
+        *((4, "cw", 20, "greedy", 1), (4, "cw", 20, "x", 2), (4, "grpo", 0, "x", 4)),
+        *((4, "grpo", 20, "greedy", 1), (4, "grpo", 20, "x", 2)),
     ]
     for line in lines:
         assert line["right"] == [1, 1, 1] and line["commit"] == COMMIT
@@ -231,13 +231,12 @@ def git(*arguments: str) -> str:
 def test_committed_protocols_are_whole(path: Path) -> None:
     protocol, _ = read_protocol(path)
     assert protocol.claim == path.stem
-    asked = {(e.set, step) for e in protocol.evaluations for step in e.steps}
+    asked = {(name, step) for e in protocol.evaluations for name in e.sets for step in e.steps}
     for c in (*filter(None, [protocol.primary]), *protocol.exploratory):
-        assert {c.arm, c.baseline} <= {*protocol.arms, "start"}
         assert len({*protocol.arms[c.arm].seeds} & {*protocol.arms[c.baseline].seeds}) >= 2
         assert {*c.cells} <= asked
     for gate in protocol.gates:
-        assert {(name, gate.step) for name in gate.sets} <= asked
+        assert gate.arm in protocol.arms and {(name, gate.step) for name in gate.sets} <= asked
 
 
 @pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)

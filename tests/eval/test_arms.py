@@ -18,20 +18,20 @@ from recipe.run.folder import RunFolder
 
 
 def test_a_crossed_table_by_hand() -> None:
-    """Row means 1.5 and 5.5, column means 2 and 5, mean 3.5; residuals +-1.
+    """Row means 3 and 7, column means 2, 5 and 8, mean 5; residuals 1, -1, 0 and -1, 1, 0.
 
-    MS: seeds 2 x 8 / 1 = 16, questions 2 x 4.5 / 1 = 9, rest 4. Var = (16 + 9 - 4) / 4 = 21 / 4;
-    degrees of freedom 21^2 / (16^2 + 9^2 + 4^2) = 441 / 353.
+    MS: seeds 3 x 8 / 1 = 24, questions 2 x 18 / 2 = 18, rest 4 / 2 = 2. Var = (24 + 18 - 2) / 6;
+    degrees of freedom 40^2 / (24^2 / 1 + 18^2 / 2 + 2^2 / 2) = 1600 / 740.
     """
-    result = crossed([[1, 2], [3, 8]])
-    assert result.mean == 3.5 and result.parts == pytest.approx((6, 2.5, 4))
-    assert result.error() == pytest.approx(((21 / 4) ** 0.5, 441 / 353))
-    # scipy 1.17.1: t.ppf(0.975, 441 / 353), and twice t.sf(3.5 / sqrt(21 / 4), 441 / 353).
-    half = 8.03604 * (21 / 4) ** 0.5
-    assert (result.low, result.high) == pytest.approx((3.5 - half, 3.5 + half), abs=1e-3)
-    assert result.p_value == pytest.approx(0.33178, abs=1e-4)
-    # With 4 seeds: MS 16, 4 + 4 x 2.5 = 14 and 4, so Var = 26 / 8.
-    assert result.error(4)[0] == pytest.approx((26 / 8) ** 0.5)
+    result = crossed([[1, 2, 6], [3, 8, 10]])
+    assert result.mean == 5 and result.parts == pytest.approx((22 / 3, 8, 2))
+    assert result.error() == pytest.approx(((40 / 6) ** 0.5, 1600 / 740))
+    # scipy 1.17.1: t.ppf(0.975, 1600 / 740), and twice t.sf(5 / sqrt(40 / 6), 1600 / 740).
+    half = 4.007738 * (40 / 6) ** 0.5
+    assert (result.low, result.high) == pytest.approx((5 - half, 5 + half), abs=1e-4)
+    assert result.p_value == pytest.approx(0.182793, abs=1e-6)
+    # With 4 seeds: MS 24, 2 + 4 x 8 = 34 and 2, so Var = 56 / 12.
+    assert result.error(4)[0] == pytest.approx((56 / 12) ** 0.5)
 
 
 def draw(rng: np.random.Generator, seeds: int, questions: int, sd: Sequence[float]) -> np.ndarray:
@@ -136,9 +136,9 @@ def test_a_contrast_is_paired_by_seed_and_question() -> None:
     result = compare_arms(
         [*lines, line("a", 7, [8, 8])], CONTRAST.model_copy(update={"arm": "a", "baseline": "b"})
     )
-    assert result.result.mean == pytest.approx(3.5 / 8) and result.seeds == [0, 1]
+    assert result.result.mean == pytest.approx(3.5 / 8) and result.seeds == [0, 1]  # not 7
     assert result.result.parts == pytest.approx(np.array((6, 2.5, 4)) / 64)
-    assert result.unpaired == [7] and np.isnan(result.correlation)
+    assert np.isnan(result.correlation) and np.isnan(result.entropy).all()
     # p (1 - p) / 7 of 1, 2, 3 and 8 of 8.
     assert result.sampling == pytest.approx((7 + 12 + 15) / 64 / 7 / 4)
 
@@ -164,7 +164,7 @@ def test_a_drop_is_less_the_mean_of_other_sets() -> None:
         for seed in (0, 1)
         for name, right in (("x", [6, 5]), ("y", [6 - drop, 5]), ("z", [6 - drop, 5 - drop]))
     ]
-    contrast = CONTRAST.model_copy(update={"minus": ("y", "z")})
+    contrast = CONTRAST.model_copy(update={"drop": ("y", "z")})
     # Drops: 1 and 1/2 of 8 against 3 and 3/2.
     assert compare_arms(lines, contrast).result.mean == pytest.approx((0.75 - 2.25) / 8)
 
@@ -173,15 +173,16 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     """Right of 8, at six steps: one arm falls, the other rises."""
     curves = {"new": (2, 5, 6, 5, 1, 1), "base": (1, 1, 2, 3, 3, 4)}
     lines = [
-        line(arm, seed, [right, right], step=10 * place)
+        line(arm, seed, [right, right], step=10 * place, train={"entropy": [0, right << seed]})
         for arm, curve in curves.items()
         for seed in (0, 1)
-        for place, right in enumerate(curve)
+        for place, right in enumerate(curve, start=1)
     ]
-    drop = tuple(range(0, 60, 10))
-    result = compare_arms(lines, CONTRAST.model_copy(update={"drop": drop, "step": 50}))
+    result = compare_arms(lines, CONTRAST.model_copy(update={"drop": 10, "step": 60}))
     # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0.
     assert result.means == pytest.approx((3 / 8, 0))
+    # At the last step 1 - 4 and 2 - 8: -4.5 +- t(0.975, 1) x 1.5.
+    assert result.entropy == pytest.approx((-4.5 - 12.706 * 1.5, -4.5 + 12.706 * 1.5), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_gate_over_seeds() -> None:
     ]
     text = gate_text(lines, Gate(arm="base", step=40, sets=("q0", "q1", "q2", "q3")))
     assert "8 of q0: 50." in text and "2 of each" in text
-    with pytest.raises(EvaluationError, match="two seeds"):
+    with pytest.raises(EvaluationError, match=r"recipe\.seed"):
         gate_text(lines, Gate(arm="base", step=0, sets=("q0", "q1")))
 
 
@@ -257,7 +258,12 @@ def test_run_folders_and_their_lines_give_the_same(
     assert capsys.readouterr().out == printed
     assert main([*read, "--step", "0"]) == 0
     assert "step 0" in capsys.readouterr().out
-    for wrong in (["--arm", "grpo", str(runs["grpo"][0])], [str(tmp_path), *read], []):
+    for wrong in (
+        ["--arm", "grpo", str(runs["grpo"][0])],
+        [str(tmp_path), *read],
+        [str(tmp_path)],
+        [],
+    ):
         assert main(wrong) == 2
 
 
