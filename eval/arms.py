@@ -32,8 +32,8 @@ class Contrast(Record):
 
     `drop` compares drops instead: to the mean over these sets, the same questions in other words,
     or from the best to the last mean of three evaluations in a row, of those every `drop` steps.
-    `expected` is the gain in points below which the claim is not seen. The gain at `not_below_k`
-    must not be larger.
+    `expected` is the gain in points below which the claim is not seen; without it, no verdict is
+    printed. The gain at `not_below_k` must not be larger.
     """
 
     arm: Text
@@ -54,7 +54,7 @@ class Contrast(Record):
 
     def measure(self, run: Sequence[Line], k: int) -> FloatArray:
         """Return the measure of a run and its variance over samples, both by question."""
-        values, variances = np.moveaxis([at_k(x["right"], x["n"], k) for x in run], 1, 0)
+        values, variances = np.array([at_k(x["right"], x["n"], k) for x in run]).swapaxes(0, 1)
         weights = np.zeros(len(run))  # of the cells
         if isinstance(self.drop, int):
             best = sliding_window_view(values.mean(axis=1), 3).mean(axis=1).argmax()
@@ -151,8 +151,7 @@ class Compared:
             return "seen" if self.lead >= 0 else "undecided"
         if high < 0:
             return "the opposite"
-        expected = self.contrast.expected
-        return "not seen" if expected is not None and high < expected else "undecided"
+        return "not seen" if high < (self.contrast.expected or 0) else "undecided"
 
 
 def key(line: Line) -> Key:
@@ -187,9 +186,8 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
     ks = (contrast.k, contrast.not_below_k or contrast.k)
     if (samples := table[0][0][0]["n"]) < max(ks):
         raise EvaluationError(f"{contrast}: only {samples} samples of each question")
-    values, variances = np.moveaxis(
-        [[[contrast.measure(run, k) for run in arm] for arm in table] for k in ks], 3, 0
-    )  # both by k, arm, seed, question
+    measured = [[[contrast.measure(run, k) for run in arm] for arm in table] for k in ks]
+    values, variances = np.moveaxis(np.array(measured), 3, 0)  # by k, arm, seed, question
     (a, b), gains = values[0], values[:, 0] - values[:, 1]
     with np.errstate(invalid="ignore"):  # NaN where all runs of an arm are equal
         correlation = np.corrcoef(a.mean(axis=1), b.mean(axis=1))[0, 1]
@@ -218,26 +216,26 @@ def runs_of(
     for line in lines:
         if found.setdefault(key(line), line) is not line:
             raise EvaluationError(f"two runs of arm {line['arm']} have recipe.seed={line['seed']}")
-    runs = {
-        seed: [[found.get((arm, seed, *cell)) for cell in cells] for arm in arms]
+    seeds = [
+        seed
         for seed in sorted({seed for _, seed, _, _ in found})
-    }
-    blocks = [block for block in runs.values() if all(map(all, block))]
-    if len(blocks) < 2:
+        if all((arm, seed, *cell) in found for arm in arms for cell in cells)
+    ]
+    if len(seeds) < 2:
         raise EvaluationError(
-            f"{arms}: {len(blocks)} seeds have all lines of {cells}. An interval over seeds needs "
+            f"{arms}: {len(seeds)} seeds have all lines of {cells}. An interval over seeds needs "
             "two runs of each arm with the same values of recipe.seed."
         )
-    for block in blocks:
-        if len({line.get("start_sha") for run in block for line in run}) > 1:
-            seed = block[0][0]["seed"]
+    for seed in seeds:
+        if len({found[arm, seed, *cell].get("start_sha") for arm in arms for cell in cells}) > 1:
             raise EvaluationError(f"seed {seed} has runs of different start models")
-    for first, *others in zip(*(run for block in blocks for run in block), strict=True):
+    for cell in cells:
+        first, *others = (found[arm, seed, *cell] for arm in arms for seed in seeds)
         for other in others:
             was, now = ({name: line[name] for name in ASKED} for line in (first, other))
             if changed := differences(was, now):
-                raise EvaluationError(f"{cells}: evaluated differently: {'; '.join(changed)}")
-    return [list(arm) for arm in zip(*blocks, strict=True)]
+                raise EvaluationError(f"{cell}: evaluated differently: {'; '.join(changed)}")
+    return [[[found[arm, seed, *cell] for cell in cells] for seed in seeds] for arm in arms]
 
 
 def _points(r: Crossed) -> str:
@@ -250,10 +248,12 @@ def described(compared: Sequence[Compared], title: str) -> str:
     for c, p in zip(compared, adjusted, strict=True):
         r, (seeds, questions) = c.result, c.result.shape
         sd = [f"{100 * part**0.5:.1f}" for part in (*r.parts, c.sampling)]
-        power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in (seeds, 5, 10, 20))
+        sizes = sorted({seeds, 5, 10, 20})
+        power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in sizes)
+        verdict = "" if c.contrast.expected is None else f": {c.verdict} here"
         texts.append(f"""{c.contrast}
   {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}
-  p = {r.p_value:.3g} (Holm: {p:.3g}): {c.verdict} here
+  p = {r.p_value:.3g} (Holm: {p:.3g}){verdict}
   {seeds} seeds x {questions} questions; seeds: {shown(c.seeds)}
   sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {sd[3]})
   correlation of the arms by seed: {c.correlation:.2f}

@@ -262,11 +262,10 @@ def crossed(differences_SQ: ArrayLike, seed: int = 0) -> Crossed:  # noqa: N803
     return replace(result, low=mean - half, high=mean + half, p_value=p_value)
 
 
-def t_interval(values: ArrayLike) -> Interval:
+def t_interval(values: FloatArray) -> Interval:
     """Return Student's interval of the mean of independent values, at least two."""
-    mean, size = np.mean(values), np.size(values)
-    half = stdtrit(size - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(size)
-    return float(mean - half), float(mean + half)
+    half = stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / np.sqrt(values.size)
+    return float(values.mean() - half), float(values.mean() + half)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
