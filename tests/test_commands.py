@@ -91,7 +91,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Command]
 
     def parsed(command: Command) -> None:
         write_files(COMMANDS[command].read_text("utf-8"), tmp_path)
-        reads_runs = ("eval.", "recipe.export", "recipe.runs", "recipe.fork")
+        reads_runs = ("eval.", "recipe.export", "recipe.runs")
         if command.name.startswith(reads_runs):  # runs must exist
             for word in ("runs", *command.arguments):
                 if re.fullmatch(r"\w[\w/]*", word):

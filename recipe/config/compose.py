@@ -122,10 +122,8 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
     return [f"machine={name}", *count, *rest]
 
 
-def compose_config(example: str, overrides: list[str], *, allow_unread: bool = False) -> DictConfig:
+def compose_config(example: str, overrides: list[str]) -> DictConfig:
     """Return the resolved configuration of an example; overrides in hydra's syntax.
-
-    `allow_unread`: also overrides of keys whose feature is switched off.
 
     Raises ConfigError, one line a problem, for a file that cannot be read, an unknown key, group or
     choice, and for values of a wrong type or out of range.
@@ -157,8 +155,7 @@ def compose_config(example: str, overrides: list[str], *, allow_unread: bool = F
     check_types(config)
     overlong = config.recipe.reward.overlong
     overlong.buffer = overlong.buffer or max(1, config.data.max_response_length // 5)  # as in DAPO
-    if not allow_unread:
-        _check_switches(config, given)
+    _check_switches(config, given)
     return config
 
 

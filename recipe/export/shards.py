@@ -10,11 +10,10 @@ checkpoint is complete at any moment.
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -25,10 +24,6 @@ from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import read_json, replacing, write_json
 from recipe.errors import ConfigError
 from recipe.run.checkpoints import RANKS, SHARDS, shard_name, shard_paths
-
-# Types of numpy's random state, which a checkpoint's extra files contain.
-RANDOM: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
-SETTINGS = ("lr", "betas", "weight_decay")  # of an optimizer, saved with its state
 
 
 def merged(parts: Sequence[DTensor], rank: int = 0, ranks: int = 1) -> torch.Tensor:
@@ -141,46 +136,6 @@ def shards_of(states: list[Any]) -> list[Any]:
 
     tensor = find(states[0])
     return states if tensor is None else states[: tensor.device_mesh.shape[-1]]
-
-
-def restate(folder: Path, settings: dict[str, Any]) -> None:
-    """Write `settings` (see `SETTINGS`) into the saved optimizer and its schedule."""
-
-    def rewrite(kind: str, change: Callable[[Any], bool]) -> None:
-        for path in shard_paths(folder, kind):
-            with torch.serialization.safe_globals(RANDOM):
-                state = torch.load(path, map_location="cpu", weights_only=True)
-            if change(state):  # by replacement: it may be a hard link to another run's
-                with replacing(path) as file:
-                    torch.save(state, file)
-
-    def optimizer(state: Any) -> bool:
-        changed = False
-        for group in state["param_groups"]:
-            scale = settings["lr"] / group.get("initial_lr", group["lr"])
-            new = {
-                "lr": group["lr"] * scale,
-                "initial_lr": settings["lr"],
-                "betas": tuple(settings["betas"]),
-                "weight_decay": settings["weight_decay"],
-            }
-            new = {key: value for key, value in new.items() if key in group}
-            changed |= any(group[key] != value for key, value in new.items())
-            group.update(new)
-        return changed
-
-    def schedule(state: Any) -> bool:
-        saved = state.get("lr_scheduler") or {}
-        rates = saved.get("base_lrs", [])
-        if all(rate == settings["lr"] for rate in rates):
-            return False
-        pairs = zip(saved["_last_lr"], rates, strict=True)
-        saved["_last_lr"] = [last * settings["lr"] / rate for last, rate in pairs]
-        saved["base_lrs"] = [settings["lr"]] * len(rates)
-        return True
-
-    rewrite("optimizer", optimizer)
-    rewrite("extra", schedule)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -90,8 +90,8 @@ def rates_above_zero(module: ModuleType) -> None:
 
     verl's warm-up begins at 0, so the first batch is generated for nothing, and verl logs the rate
     of the next step. Here a step has the larger of verl's rates for it and for the next one: 1/W to
-    W/W in a warm-up of W steps, and else verl's, unless a cosine rises again. After a load the
-    schedule sets the rate: the checkpoint's may be of another schedule, and 0.
+    W/W in a warm-up of W steps, and else verl's, unless a cosine rises again. A load keeps the
+    settings of this run, since the checkpoint's may be another run's, and the rate of its schedule.
     """
 
     def build(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> Any:
@@ -105,8 +105,14 @@ def rates_above_zero(module: ModuleType) -> None:
         return used
 
     def load(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> None:
+        schedule, names = engine.lr_scheduler, {"initial_lr", "betas", "weight_decay"}
+        groups = engine.optimizer.param_groups if schedule else []
+        own = [{name: group[name] for name in names & group.keys()} for group in groups]
         wrapped(*args, **kwargs)
-        if schedule := engine.lr_scheduler:
+        if schedule:
+            for group, settings in zip(engine.optimizer.param_groups, own, strict=True):
+                group.update(settings)
+            schedule.base_lrs = [settings["initial_lr"] for settings in own]
             schedule.last_epoch -= 1
             schedule.step()
 

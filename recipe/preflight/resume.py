@@ -82,7 +82,7 @@ def own_folder(s: Setup) -> Iterator[str]:
     """The run folder is new or empty, or holds a run: not the user's data."""
     folder, root = s.folder, s.folder.root
     # A start makes the lock before any other file; a copy may lack it.
-    if not root.is_dir() or folder.begun or (root / LOCK).exists() or folder.fork.exists():
+    if not root.is_dir() or folder.begun or (root / LOCK).exists():
         return
     files = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
     if files:
@@ -226,21 +226,6 @@ def unlike(before: Any, now: Any) -> list[str]:
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
 
 
-def take_checkpoint(folder: Path, saves: Path, config: DictConfig) -> None:
-    """Copy the checkpoint `folder` into `saves`, so that a run of `config` resumes from it."""
-    with checkpoints.adopting(folder, saves) as copy:
-        restate(copy, config)
-
-
-def restate(checkpoint: Path, config: DictConfig) -> None:
-    """Write the settings of `config` into the optimizers of a checkpoint."""
-    from recipe.export import shards
-
-    for role, section in (("actor", config.actor_rollout_ref.actor), ("critic", config.critic)):
-        if (checkpoint / role).is_dir():
-            shards.restate(checkpoint / role, {key: section.optim[key] for key in shards.SETTINGS})
-
-
 def repair_checkpoints(config: DictConfig) -> list[str]:
     """Point verl's tracker to a complete checkpoint, with its line; return messages for the user.
 
@@ -249,7 +234,7 @@ def repair_checkpoints(config: DictConfig) -> list[str]:
     trainer = config.trainer
     folder = Path(trainer.default_local_dir)
     if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
-        take_checkpoint(Path(trainer.resume_from_path), folder, config)
+        checkpoints.adopt(Path(trainer.resume_from_path), folder)
     repaired = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
     restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
     return [*repaired, *restored, *divide_checkpoint(config)]

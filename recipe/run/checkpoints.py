@@ -7,12 +7,11 @@ silently starts from scratch; with a truncated shard, every start fails. So `rep
 folders before every start.
 """
 
-import contextlib
 import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -171,17 +170,12 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-@contextlib.contextmanager
-def adopting(source: Path, checkpoints: Path) -> Iterator[Path]:
-    """Yield a copy of the checkpoint `source`; after the block it is the one to resume from.
-
-    Its files are hard links: replace them, do not change them. After a kill the copy is ignored.
-    """
+def adopt(source: Path, checkpoints: Path) -> None:
+    """Copy the checkpoint `source`, as hard links, and make it the one to resume from."""
     step = source.name.removeprefix(CHECKPOINT)
     copy = checkpoints / f"{DELETED}{step}"  # deleted by `repair` if it is left behind
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(source, copy, copy_function=_link)
-    yield copy
     copy.rename(checkpoints / source.name)
     write_text(checkpoints / TRACKER, step)
 
@@ -205,7 +199,7 @@ def restore_line(run_dir: Path, checkpoints: Path) -> list[str]:
 def begin(folder: Path) -> None:
     """Mark `folder` as not whole, or a kill would leave shards of two runs beside ``data.pt``."""
     (folder / DATA).unlink(missing_ok=True)
-    for path in folder.rglob("*"):  # verl writes into existing files, which a fork may share
+    for path in folder.rglob("*"):  # verl writes into existing files, which runs may share
         if path.is_file() and path.stat().st_nlink > 1:
             path.unlink()
 

@@ -57,8 +57,6 @@ class RunFolder:
     root: Path
 
     config = _At("config.yaml")  # the resolved configuration
-    fork = _At("fork.json")  # of a forked run: from which run and step (recipe.fork)
-    forks = _At("forks.jsonl")  # the runs that were forked from this one
     prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
     environment = _At("environment.json")  # versions, platform, commit
     model = _At("model.json")  # what loads of the start model (recipe.run.model_files)

@@ -153,9 +153,12 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
 def scheduled(settings: dict[str, Any], steps: int, build: Any, kind: Any = FSDPEngine) -> Any:
     """An engine with an optimizer and a schedule of `steps` steps."""
     engine: Any = object.__new__(kind)  # without verl's __init__
-    engine.optimizer_config = FSDPOptimizerConfig(lr=RATE, total_training_steps=steps, **settings)
+    config = FSDPOptimizerConfig(**{"lr": RATE, "total_training_steps": steps, **settings})
+    engine.optimizer_config = config
     engine.rank, engine._is_offload_param, engine._is_offload_optimizer = 1, False, False
-    engine.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    given = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
+    engine.optimizer = torch.optim.AdamW(weights, **given)
     engine.lr_scheduler = build(engine, engine.optimizer)
     return engine
 
@@ -219,6 +222,19 @@ def test_a_finished_cosine_is_extended_by_the_longer_schedule(
     assert before.optimizer.param_groups[0]["lr"] == 0
     after = resumed(scheduled(COSINE, 3, OURS), states(before), monkeypatch)
     assert trained(after, 1) == [pytest.approx((0.25, 0.25))]
+
+
+def test_a_run_from_anothers_checkpoint_has_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = scheduled({"lr_warmup_steps": 4}, 9, OURS)
+    trained(before, 1)
+    own = {"lr": RATE / 2, "betas": (0.5, 0.6), "weight_decay": 0.3}
+    after = resumed(scheduled(own | COSINE, 3, OURS), states(before), monkeypatch)
+    (group,) = after.optimizer.param_groups
+    assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.3)
+    # Its second step: half of the rate x (1 + cos(pi / 3)) / 2.
+    assert trained(after, 2) == [pytest.approx((x, x)) for x in (0.375, 0.125)]
 
 
 def test_verls_own_first_rate_is_still_0_and_its_log_a_step_ahead() -> None:
