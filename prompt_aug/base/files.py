@@ -53,13 +53,13 @@ def enter(folder: Path) -> None:
     places = [folder.absolute(), *folder.absolute().parents]
     if missing := [place for place in places if place in _used and not place.is_dir()]:
         raise WriteError(f"{missing[-1]} {GONE}")
-    with _writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _used.update(places)
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Name `path` and the remedy if the disk refuses a write."""
     try:
         yield
@@ -86,7 +86,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     # Random: two threads, or two nodes, can have the same process id.
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with _writing(path), beside.open("wb") as file:
+        with writing(path), beside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -150,7 +150,7 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, sync: bool = 
     """
     lines = dump_lines(records)
     enter(path.parent)
-    with _writing(path), path.open("a+b") as file:
+    with writing(path), path.open("a+b") as file:
         _mend_tail(file)
         file.write(lines.encode())
         file.flush()
@@ -261,7 +261,7 @@ def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:
     held, job = _lock_file(folder), os.environ.get("SLURM_JOB_ID", "")
     owner = f"process {os.getpid()} on {socket.gethostname()}" + (f" (job {job})" if job else "")
     try:
-        with _writing(folder / LOCK):
+        with writing(folder / LOCK):
             held.acquire(timeout=-1 if wait else LOCK_SECONDS)
             (folder / LOCK).write_text(owner, encoding="utf-8")
     except Timeout:

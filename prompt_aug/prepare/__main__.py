@@ -20,7 +20,7 @@ from typing import Any
 
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import lock, read_text, sha256, write_json
+from prompt_aug.base.files import lock, read_text, sha256, write_json, writing
 from prompt_aug.base.places import unwritable
 from prompt_aug.prepare.filters import (
     LIKENESS_LIMIT,
@@ -106,23 +106,17 @@ def write(
     OUT beside questions that another call held out.
     """
     beside, done = held_out_of(out), manifest_of(out)
-    try:
-        with lock(out.parent, wait=True):
-            for old in (done, *((manifest_of(beside), beside) if held else ())):
-                old.unlink(missing_ok=True)
-            write_parquet([question for _, question in questions], out)
-            report = {**settings, "sha256": sha256(out), **report}
-            if held:
-                write_parquet([question for _, question in held], beside)
-                about = {"sha256": sha256(beside), "kept": len(held), "held_out_of": out.name}
-                write_json(manifest_of(beside), {**settings, **about})
-                report |= {"held_out": len(held), "held_out_sha256": about["sha256"]}
-            write_json(done, report)
-    except OSError as error:
-        raise SourceError(
-            f"OUT {out} cannot be written ({error.strerror or error}): make room, or choose "
-            "another folder"
-        ) from error
+    with writing(out), lock(out.parent, wait=True):
+        for old in (done, *((manifest_of(beside), beside) if held else ())):
+            old.unlink(missing_ok=True)
+        write_parquet([question for _, question in questions], out)
+        report = {**settings, "sha256": sha256(out), **report}
+        if held:
+            write_parquet([question for _, question in held], beside)
+            about = {"sha256": sha256(beside), "kept": len(held), "held_out_of": out.name}
+            write_json(manifest_of(beside), {**settings, **about})
+            report |= {"held_out": len(held), "held_out_sha256": about["sha256"]}
+        write_json(done, report)
 
 
 def hold_out(questions: Numbered, count: int, alike: Collection[int]) -> tuple[Numbered, Numbered]:

@@ -152,18 +152,13 @@ def last_step(config: DictConfig, steps_per_epoch: int) -> int:
 # ------------------------------------------------------------------------- reading
 
 
-def read_rows(path: str, key: str) -> list[Question]:
-    """Return the questions of a file; ConfigError with the key if they cannot be read."""
-    try:
-        return read_parquet(path)
-    except QuestionError as error:
-        raise ConfigError(f"data.{key}={error}") from error
-
-
 def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if a text of one contains a special token."""
-    questions, count = read_rows(path, key), int(config.recipe.rephrasings.count)
-    errors = []
+    try:
+        questions = read_parquet(path)
+    except QuestionError as error:
+        raise ConfigError(f"data.{key}={error}") from error
+    errors, count = [], int(config.recipe.rephrasings.count)
     for row, question in enumerate(questions):
         system = question.system if config.recipe.augment.system == "row" else None
         texts = (question.text, system or "", *question.rephrasings[:count])

@@ -112,15 +112,10 @@ def describe() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "verl_platform": os.environ.get("VERL_PLATFORM", "auto"),
-        "commit": commit(),
+        "commit": _git("rev-parse", "HEAD"),  # None outside a git checkout
         "uncommitted_changes": bool(_git("status", "--porcelain")),
         "packages": versions(),
     }
-
-
-def commit() -> str | None:
-    """Return the commit of the running code; None outside a git checkout."""
-    return _git("rev-parse", "HEAD")
 
 
 @functools.cache  # the running code is that of its import
