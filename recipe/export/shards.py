@@ -1,15 +1,11 @@
 """Divide the FSDP2 shards of a checkpoint over another number of ranks.
 
-    python -m recipe.export.shards FOLDER RANKS [--device cpu] [--fsdp-size -1]
-
-FOLDER is ``global_step_N/actor`` or ``critic``. `recipe.train` runs the command when a run resumes
-on another number of ranks. It is a separate process because it initializes torch.distributed as
-each new rank in turn. The recorded number of ranks changes after all new files are written, so the
-checkpoint is complete at any moment.
+When a run resumes on another number of ranks, `recipe.train` calls `reshard` in a process of its
+own, since it initializes torch.distributed as each new rank in turn. The recorded number of ranks
+changes after all new files are written, so the checkpoint is complete at any moment.
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from prompt_aug.base.commands import existing, make_parser, run
 from prompt_aug.base.files import read_json, replacing, write_json
 from recipe.errors import ConfigError
 from recipe.run.checkpoints import RANKS, SHARDS, shard_name, shard_paths
@@ -80,7 +75,10 @@ def divided(parts: list[Any], mesh: DeviceMesh, where: str = "") -> Any:
 
 
 def reshard(folder: Path, ranks: int, device: str = "cpu", fsdp_size: int = -1) -> None:
-    """Divide the shards in `folder` over `ranks`; the old files are deleted at the end."""
+    """Divide the shards in ``global_step_N/actor`` or ``critic`` over `ranks`.
+
+    The old files are deleted at the end.
+    """
     record = read_json(folder / RANKS)
     before = int(record["world_size"])
     if before == ranks:  # a killed call may have left the old files
@@ -136,22 +134,3 @@ def shards_of(states: list[Any]) -> list[Any]:
 
     tensor = find(states[0])
     return states if tensor is None else states[: tensor.device_mesh.shape[-1]]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    example = "python -m recipe.export.shards runs/toy/checkpoints/global_step_4/actor 2"
-    parser = make_parser("python -m recipe.export.shards", __doc__, example=example)
-    parser.add_argument("folder", type=existing, help="global_step_N/actor or critic")
-    parser.add_argument("ranks", type=int, help="the new number of ranks")
-    parser.add_argument("--device", default="cpu", help="trainer.device")
-    parser.add_argument("--fsdp-size", type=int, default=-1, help="fsdp_config.fsdp_size")
-    given = parser.parse_args(arguments)
-    return run(
-        "recipe.export.shards",
-        lambda: reshard(given.folder, given.ranks, given.device, given.fsdp_size),
-        interrupted="the same command divides them",
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,8 @@
 """Rules about a run folder that holds a run: it resumes only as the same experiment."""
 
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -250,19 +250,19 @@ def divide_checkpoint(config: DictConfig) -> list[str]:
     saved = checkpoints.saved_ranks(checkpoint / "actor")
     if saved in (None, ranks):
         return []
+    from recipe.export import shards  # torch, which few starts need this early
+
     # The actor last: its number of ranks is the checkpoint's.
     for role, section in (("critic", "critic.fsdp"), ("actor", f"{A}.fsdp_config")):
-        path = checkpoint / role
+        path, size = checkpoint / role, OmegaConf.select(config, f"{section}.fsdp_size")
         if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue
-        command = [sys.executable, "-m", "recipe.export.shards", str(path), str(ranks)]
-        command += ["--device", trainer.device]
-        command += ["--fsdp-size", str(OmegaConf.select(config, f"{section}.fsdp_size"))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        try:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                pool.submit(shards.reshard, path, ranks, trainer.device, size).result()
+        except Exception as error:
             raise ConfigError(
                 f"trainer.nnodes x trainer.n_gpus_per_node={ranks}: the checkpoint of step {step} "
-                f"was saved by {saved} ranks and cannot be divided: {last}"
-            )
+                f"was saved by {saved} ranks and cannot be divided: {error}"
+            ) from error
     return [f"the checkpoint of step {step} is divided over {ranks} ranks instead of {saved}"]

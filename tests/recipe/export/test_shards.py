@@ -38,7 +38,7 @@ from torch.distributed.fsdp import fully_shard
 rank = int(sys.argv[1])
 
 
-def train(source, target, ranks, steps, rate, fresh):
+def train(source, target, ranks, steps, fresh):
     source, target = Path(source), Path(target)
     store = target.with_suffix(".store")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
@@ -48,7 +48,7 @@ def train(source, target, ranks, steps, rate, fresh):
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     name = f"world_size_{ranks}_rank_{rank}.pt"
     done = 0
@@ -108,15 +108,11 @@ def train(processes: list[subprocess.Popen[str]]) -> Train:
     """Return a function that trains on `ranks` processes; it returns the whole weights."""
 
     def trained(
-        source: Path, target: Path, ranks: int, rate: float = 0.1, fresh: bool = False
+        source: Path, target: Path, ranks: int, fresh: bool = False
     ) -> dict[str, torch.Tensor]:
         job = {"source": str(source), "target": str(target), "ranks": ranks, "steps": 2}
         for process in processes[:ranks]:
-            print(
-                json.dumps({**job, "rate": rate, "fresh": fresh}),
-                file=process.stdin,
-                flush=True,
-            )
+            print(json.dumps({**job, "fresh": fresh}), file=process.stdin, flush=True)
         for process in processes[:ranks]:
             assert process.stdout is not None and process.stdout.readline() == "done\n"
         weights: dict[str, torch.Tensor] = torch.load(target / "whole.pt", weights_only=True)
@@ -127,7 +123,7 @@ def train(processes: list[subprocess.Popen[str]]) -> Train:
 
 def divide(source: Path, target: Path, ranks: int) -> Path:
     shutil.copytree(source, target)
-    assert shards.main([str(target), str(ranks)]) == 0
+    shards.reshard(target, ranks)
     assert saved_ranks(target) == ranks
     assert len(list(target.glob("*_rank_*.pt"))) == 3 * ranks  # the old ones are deleted
     return target
@@ -148,7 +144,7 @@ def test_one_and_two_ranks_continue_each_others_training(train: Train, tmp_path:
             shutil.copy(more / "extra_state_world_size_2_rank_0.pt",
                         more / "extra_state_world_size_1_rank_0.pt")  # fmt: skip
         digests = {p.name: p.read_bytes() for p in more.glob("*_world_size_2_*.pt")}
-        assert shards.main([str(more), "2"]) == 0
+        shards.reshard(more, 2)
         assert {p.name: p.read_bytes() for p in more.glob("*_rank_*.pt")} == digests
     result = train(more, tmp_path / "b4", ranks=2)
     assert gap(four, result) < 1e-6

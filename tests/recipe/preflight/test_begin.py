@@ -72,6 +72,22 @@ def test_a_checkpoint_that_cannot_begin_a_run_is_refused(run: RunFolder) -> None
     assert not new.root.exists()
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_run_begins_on_fewer_ranks_than_its_checkpoint(tmp_path: Path, version: int) -> None:
+    new, old = RunFolder(tmp_path / "new"), save(tmp_path, 1, ranks=2)
+    write_json(old / "actor" / checkpoints.RANKS, {"FSDP_version": version, "world_size": 2})
+    config = compose_config("toy", begun_at(old, new))
+    if version == 1:
+        with pytest.raises(ConfigError, match=r"cannot be divided: .*strategy"):
+            resume.repair_checkpoints(config)
+        return
+    (message,) = resume.repair_checkpoints(config)
+    assert "over 1 ranks instead of 2" in message
+    assert checkpoints.damage(new.checkpoint(1)) is None
+    assert checkpoints.saved_ranks(new.checkpoint(1) / "actor") == 1
+    assert checkpoints.damage(old) is None
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
