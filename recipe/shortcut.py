@@ -101,14 +101,11 @@ def _whole(out: Path) -> bool:
 
 def _is_of(out: Path, record: Mapping[str, Any]) -> bool:
     """Return whether OUT, prepared by hand, is used for a source: not if it has another; say so."""
-    manifest = manifest_of(out)
-    sources = [record["source"]]
-    if manifest.exists():
-        made = read_json(manifest)
-        hub = [made.get(key) for key in ("source", "config", "split")]
-        sources = [hub, str(Path(hub[0] or "").resolve())]
+    made = read_json(manifest) if (manifest := manifest_of(out)).exists() else {}
+    hub = [made.get(key) for key in ("source", "config", "split")]
+    is_source = not made or record["source"] in (hub, str(Path(hub[0] or "").resolve()))
     newest = max((time for _, time in record["files"].values()), default=0)
-    used = record["source"] in sources and newest <= out.stat().st_mtime_ns
+    used = is_source and newest <= out.stat().st_mtime_ns
     why = "prepared by hand, is used" if used else "of another or older source, is not used"
     print(f"recipe.train: note: {out}, {why}", file=sys.stderr)
     return used

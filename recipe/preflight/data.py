@@ -94,19 +94,20 @@ def one_preparation(s: Setup) -> Iterator[str]:
 
     Otherwise both could hold the same questions.
     """
-    validation = {Path(path).resolve() for path in paths_of(s.data.val_files)}
-    for out in map(Path, paths_of(s.data.train_files)):
-        pair = out, beside = out.resolve(), held_out_of(out).resolve()
-        if all(path.exists() for path in pair) and beside in validation:
-            manifests = (manifest_of(path) for path in pair)
-            made, held = (read_json(path) if path.exists() else {} for path in manifests)
-            # Earlier versions wrote the number of held-out questions alone.
-            digest = made.get("held_out_sha256", "held_out" in made)
-            if held.get("held_out_of") == out.name and digest not in (True, sha256(beside)):
-                yield (
-                    f"data.val_files={beside}: not the questions held out of {out}, whose "
-                    "preparation was interrupted or repeated. Prepare both again."
-                )
+    train, validation = ([Path(x).resolve() for x in paths_of(s.data[key])] for key in SPLITS)
+    for out in train:
+        beside = held_out_of(out)
+        if beside not in validation or not beside.exists():
+            continue
+        paths = manifest_of(out), manifest_of(beside)
+        made, held = (read_json(path) if path.exists() else {} for path in paths)
+        # Earlier versions wrote the number of held-out questions alone.
+        digest = made.get("held_out_sha256", "held_out" in made)
+        if held.get("held_out_of") == out.name and digest not in (True, sha256(beside)):
+            yield (
+                f"data.val_files={beside}: not the questions held out of {out}, whose "
+                "preparation was interrupted or repeated. Prepare both again."
+            )
 
 
 def too_few(questions: int, s: Setup) -> Iterator[str]:
