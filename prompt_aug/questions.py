@@ -257,6 +257,8 @@ def in_double(table: pa.Table) -> pa.Table:
     def decimal(value: Any, kind: Any) -> Any:
         if isinstance(value, dict):
             return {name: decimal(part, kind.field(name).type) for name, part in value.items()}
+        if pa.types.is_map(kind) and value is not None:
+            return [(key, decimal(part, kind.item_type)) for key, part in value]
         if isinstance(value, list):
             return [decimal(part, kind.value_type) for part in value]
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -4,6 +4,7 @@ It prepares the questions once, holds some of them out, and stands for a longer 
 prints. The settings are those of examples/own and config/scale/one_node.yaml.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import digests, read_json, write_json
+from prompt_aug.base.files import FileError, digests, read_json, write_json
 from prompt_aug.prepare.__main__ import build_parser, choose
 from prompt_aug.prepare.__main__ import main as prepare
 from prompt_aug.prepare.sources import KINDS
@@ -80,8 +81,9 @@ def prepared(data: str, options: Sequence[str]) -> Path:
     if not options and held_out_of(by_hand).exists() and _is_of(by_hand, record):
         return by_hand
     for known in Path("data").glob(f"{stem}-*/{SOURCE}"):
-        if read_json(known) == record and _whole(out := known.with_name(TRAIN)):
-            return out
+        with contextlib.suppress(FileError):  # a damaged one is made again
+            if read_json(known) == record and _whole(out := known.with_name(TRAIN)):
+                return out
     content = digests(files, path if path.is_dir() else path.parent)
     identity = json.dumps([content or source, asked]).encode()
     out = Path("data", f"{stem}-{hashlib.sha256(identity).hexdigest()[:8]}", TRAIN)

@@ -235,7 +235,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
         limit = REPLY_BYTES + TOKEN_BYTES * wanted.tokens_out if wanted.requests else LIST_BYTES
         response, content = await super().send(request, stream=True), b""
         try:
-            encoding = response.headers.get("content-encoding", "identity")
+            encoding = response.headers.get("content-encoding", "identity").lower()
             if encoding != "identity":
                 content = b"compressed, against the request, by " + encoding.encode()
             else:

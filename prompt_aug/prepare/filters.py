@@ -42,9 +42,22 @@ Band = tuple[float, float] | None
 GRADES = "grades.jsonl"  # in the folder of a benchmark
 GRADED_AT_ONCE = 512
 LISTED = 100  # pairs of near duplicates; a template of n rows has n * n / 2
-PROSE_WORDS = 4  # an answer of this many words, beside those of amounts, is a sentence
+PROSE_WORDS = (
+    4  # an answer of this many words, beside those of amounts, is a sentence; 3 with a digit
+)
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
 _VERBS = {*"is are was were has have had equals there he she it they".split()}
+# Words that make a sentence of an answer with a digit: more verbs, conclusions, labels.
+_AROUND_NUMBERS = {
+    *"gets buys costs each all total altogether sum so thus hence therefore ans answer".split(),
+    *"result about around approx approximately because since".split(),
+}
+# The number is not the answer as it stands: another sign, a factorial, a denial.
+_CHANGED = re.compile(
+    r"\b(?:none|no|not|never|below|under|loss|lost|minus|negative|down|short|debt|factorial)\b"
+    r"|\d!(?!$)",
+    re.IGNORECASE,
+)
 _WITH_UNIT = re.compile(r"\d[\d.,/]*\s*[A-Za-z]*")
 # What could be the answer of a sentence: formulas, amounts, and numbers in words.
 _CANDIDATE = re.compile(
@@ -249,9 +262,13 @@ def overlapping(questions: Numbered, index: OverlapIndex) -> Refused:
 
 def is_sentence(gold: str) -> bool:
     """Return True for a sentence instead of a value: "See the proof", "There are 13 pens."."""
-    words = _WORD.findall(_WITH_UNIT.sub(" ", _COMMAND.sub(" ", gold)))
+    plain = _COMMAND.sub(" ", gold)
+    words = _WORD.findall(_WITH_UNIT.sub(" ", plain))
     ends = len(words) > 1 and re.search(r"[\w%$][.!]$", gold)
-    return bool(len(words) >= PROSE_WORDS or ends or {*gold.lower().split()} & _VERBS)
+    counts = bool(re.search(r"\d", plain))
+    spoken = {word.strip(".,:;!") for word in plain.lower().split()}
+    known = spoken & (_VERBS | _AROUND_NUMBERS if counts else _VERBS)
+    return bool(len(words) >= PROSE_WORDS - counts or ends or known or gold.startswith("="))
 
 
 def bare_gold(gold: str) -> str | None:
@@ -259,19 +276,22 @@ def bare_gold(gold: str) -> str | None:
 
     Only sentences change: one with a single candidate for the answer becomes that candidate.
     """
+    if is_record(gold):
+        return None
     if not is_sentence(gold):
-        return None if is_record(gold) else gold
+        return gold
     stated, found = extract(gold, Extraction()), [*_CANDIDATE.finditer(gold)]
     if stated and not is_sentence(stated) and grade_answer(stated, gold).correct:
         return gold
-    values = {(m[1] or m[2] or m[0].replace("$", "")).rstrip(",") for m in found}
-    value = values.pop() if len(values) == 1 else ""
+    values = [(m[1] or m[2] or m[0].replace("$", "")).rstrip(",") for m in found]
+    value = values[0] if len(values) == 1 else ""
     if not re.search(r"\d", value):
         return None
     if grade_answer(value, gold).correct:
         return gold
     unit = re.split("[^A-Za-z]", gold[found[-1].end() :].lstrip())[0]
     doubt = UNSURE.search(gold) or _OPERAND.search(gold[: found[-1].start()])
+    doubt = doubt or _CHANGED.search(gold)
     return None if doubt or not grade_answer(value, f"{value} {unit}").correct else value
 
 
