@@ -27,7 +27,6 @@ def build(
     paths: Sequence[Path],
     out: Path | None = None,
     settings: str | None = None,
-    expected: str | None = None,
 ) -> list[RunData]:
     """Write the whole report into `out` (one run: RUN/report) and return its data."""
     if out is None and len(paths) > 1:
@@ -50,7 +49,7 @@ def build(
     page = Page(
         name=name,
         runs=runs,
-        blocks=results(runs, expected),
+        blocks=results(runs),
         samples=samples,
         headline=tables.headline(runs[0], numbers[0]) if len(runs) == 1 else (),
         figures=drawn,
@@ -68,7 +67,7 @@ def _report(options: argparse.Namespace) -> None:
     if options.log and not options.out:
         raise UsageError("--log FILE needs --out FOLDER")
     logs = [as_run(log, options.out / "logs" / log.stem) for log in options.log]
-    runs = build([*options.runs, *logs], options.out, options.settings, options.expected)
+    runs = build([*options.runs, *logs], options.out, options.settings)
     for of, table in tables.checkpoints_of_all(runs):
         print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
     for run in runs:
@@ -96,8 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder of the report (several runs: required; one: RUN/report)",
     )
     add_settings(parser)
-    add("--expected", help="an entry of expected.yaml to show beside the runs"
-        " (default: those of their start model)")  # fmt: skip
     return run_command(parser, arguments, _report, "the files written so far are whole")
 
 

@@ -77,12 +77,6 @@ class RunData:
         return next(row for row in self.rows if row.step == step)
 
     @property
-    def start_and_result(self) -> list[CheckpointRow]:
-        """The first checkpoint and `result`; one of them if they are the same, or none."""
-        rows = (self.rows[0], self.result) if self.rows else ()
-        return list({row.step: row for row in rows}.values())
-
-    @property
     def eval_settings(self) -> Mapping[str, Any]:
         return self.rows[-1].scored.record["settings"] if self.rows else {}
 

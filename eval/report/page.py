@@ -54,7 +54,7 @@ class Block:
     id: str = ""
 
 
-def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]:
+def results(runs: Sequence[RunData]) -> list[Block]:
     """Return the blocks before the curves: comparison or header, and the scores."""
     several = len(runs) > 1
     if several:
@@ -74,16 +74,11 @@ def results(runs: Sequence[RunData], expected: str | None = None) -> list[Block]
     for run in runs:
         of = f" of {run.name}" if several else ""
         unbiased = "Unbiased, from all samples of a question, in percent."
-        levels = "Percent right by the level that the benchmark gives its questions."
         recent = "Training rollouts of the last 10 steps, in percent; format is a mean reward."
         blocks += [
             Block(f"pass@k{of}", unbiased, tables.pass_at_k_table(run)),
-            Block(f"Which text counts as the answer{of}", "", tables.extraction_table(run)),
-            Block(f"By level{of}", levels, tables.level_table(run)),
             Block(f"By template{of}", recent, tables.template_table(run)),
         ]
-    for source, table in tables.expected_tables(runs, expected):
-        blocks.append(Block("Published", source, table))
     return [b for b in blocks if len(b.table) > 1 or b.level == 2 or not b.title]
 
 

@@ -3,18 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from eval import EvaluationError, metrics
+from eval import metrics
 from eval.metrics import Difference, paired
 from eval.report.data import RunData, asked_differently, question_means
 from eval.report.figures import template_names
 from prompt_aug.base.estimates import wilson
-from prompt_aug.base.files import read_text
 from prompt_aug.base.progress import duration
 from recipe.run.folder import select
 
@@ -156,35 +154,6 @@ def pass_at_k_table(data: RunData) -> Table:
     table = [["checkpoint", "benchmark", *(f"pass@{k}" for k in ks)]]
     for step, name, values in rows:
         table.append([step, name, *(percent(values[k]) if k in values else "-" for k in ks)])
-    return table
-
-
-def extraction_table(data: RunData) -> Table:
-    """Return the accuracy under `strict` and `default` extraction where they differ."""
-    table = [["checkpoint", "benchmark", "strict: a box", "default: prose too", "scored with"]]
-    for row in data.rows:
-        for name, entry in row.benchmarks.items():
-            under = entry.get("accuracy_under", {})  # scores of older graders lack it
-            if len(set(under.values())) > 1:
-                cells = [percent(under["strict"]), percent(under["default"])]
-                table.append([step_name(row.step), name, *cells, entry["settings"]["extraction"]])
-    return table
-
-
-def level_table(data: RunData) -> Table:
-    """Return the accuracy by level of difficulty, of the start and the result."""
-    rows = data.start_and_result
-    by_level: dict[tuple[str, int], list[list[float]]] = {}
-    for column, row in enumerate(rows):
-        for name in row.benchmarks:
-            for question, mean in row.scored.means(name):
-                if question["level"] is not None:
-                    place = by_level.setdefault((name, question["level"]), [[] for _ in rows])
-                    place[column].append(mean)
-    table = [["benchmark", "level", *(step_name(row.step) for row in rows)]]
-    for (name, level), columns in sorted(by_level.items()):
-        scores = [metrics.of_means(means) if means else None for means in columns]
-        table.append([name, str(level), *map(share, scores)])
     return table
 
 
@@ -354,42 +323,3 @@ def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
         ("" if len(by_head) == 1 else ", ".join(names), [[*first, *head], *table])
         for head, (names, table) in by_head.items()
     ]
-
-
-def expected_results() -> dict[str, dict[str, Any]]:
-    return dict(yaml.safe_load(read_text(Path(__file__).with_name("expected.yaml"))))
-
-
-def expected_tables(runs: Sequence[RunData], chosen: str | None) -> list[tuple[str, Table]]:
-    """Return (source, table) of each published entry that fits a run, ours in the last rows.
-
-    An entry fits if it is the `chosen` one, or has the run's start model and a benchmark of it.
-    """
-    expected = expected_results()
-    if chosen is not None and chosen not in expected:
-        raise EvaluationError(f"--expected {chosen}: known are {', '.join(sorted(expected))}")
-
-    def fits(run: RunData, entry: Mapping[str, Any]) -> bool:
-        own = str(run.model or "").rstrip("/").rpartition("/")[2]
-        shared = set(entry["benchmarks"]) & set(run.rows[-1].benchmarks)
-        return bool(shared) and own.lower() == entry["model"].lower()
-
-    def cell(scores: Mapping[str, Any] | None, metric: str) -> str:
-        if scores is None or metric == "accuracy":
-            return share(scores)
-        value = scores["pass_at_k"].get(metric.removeprefix("pass@"))
-        return "-" if value is None else percent(value)
-
-    tables = []
-    for name, entry in expected.items():
-        fitting = [run for run in runs if run.rows and (name == chosen or fits(run, entry))]
-        rows = [["", *entry["benchmarks"]]]
-        rows += [[row, *(f"{x:.1f}" for x in values)] for row, values in entry["rows"].items()]
-        for run in fitting:
-            for row in run.start_and_result:
-                cells = [cell(row.benchmarks.get(n), entry["metric"]) for n in entry["benchmarks"]]
-                rows.append([f"ours: {run.name}, step {row.step}", *cells])
-        if fitting:
-            title = f"{entry['model']}, {entry['metric']}, percent: {entry['source']}"
-            tables.append((title, rows))
-    return tables
