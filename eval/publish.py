@@ -1,12 +1,13 @@
-"""Export the scores and samples of a run to other tools. Nothing is uploaded without --push.
+"""Export the scores of a run to other tools.
 
 For each scored checkpoint, or those of --steps: scores in the training's tensorboard or wandb run,
-a model card in the exported folder.
+a model card in the exported folder, with the command that uploads it.
 """
 
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from httpx import HTTPError
-from huggingface_hub import (
-    EvalResult,
-    HfApi,
-    ModelCard,
-    ModelCardData,
-    constants,
-    try_to_load_from_cache,
-)
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from eval import EvaluationError
 from eval.checkpoints import from_manifest, verify
@@ -66,24 +58,6 @@ def write_card(checkpoint: Evaluated) -> Path:
     verify(from_manifest(folder, checkpoint.step))
     write_text(folder / CARD, model_card(checkpoint))
     return folder / CARD
-
-
-def push(checkpoint: Evaluated, repository: str, *, public: bool = False) -> str:
-    """Upload the exported folder with its card, private unless `public`; return its address."""
-    hub, folder = HfApi(), write_card(checkpoint).parent
-    try:
-        hub.create_repo(repository, private=not public, exist_ok=True)
-        if bool(hub.repo_info(repository).private) == public:
-            state = "private" if public else "public, and --public is not given"
-            raise EvaluationError(f"--push {repository}: it exists and is {state}")
-        done = hub.upload_folder(repo_id=repository, folder_path=folder)
-    except (HTTPError, OSError, HFValidationError) as error:
-        reason = str(error).partition("\n")[0]
-        raise EvaluationError(
-            f"--push {repository}: {constants.ENDPOINT} rejects it: {reason}. Check the network, "
-            "HF_ENDPOINT and the token (`hf auth login`), then run the same command again."
-        ) from error
-    return str(done.commit_url)
 
 
 def model_card(checkpoint: Evaluated) -> str:
@@ -247,8 +221,8 @@ LOGGERS = {"tensorboard": to_tensorboard, "wandb": to_wandb}
 
 
 def check_asked(options: argparse.Namespace) -> None:
-    if not any((options.log, options.card, options.push)):
-        raise UsageError("nothing to do: add --log, --card or --push")
+    if not (options.log or options.card):
+        raise UsageError("nothing to do: add --log or --card")
 
 
 def publish(options: argparse.Namespace) -> None:
@@ -262,13 +236,12 @@ def publish(options: argparse.Namespace) -> None:
         for step, evaluated in scored.items()
         if steps is None or step in steps
     ]
-    if options.push and len(checkpoints) != 1:
-        raise UsageError("--push uploads one checkpoint: add --steps N")
     for checkpoint in checkpoints:
-        if options.card and not options.push and (checkpoint.step or steps):
-            print(f"card: {write_card(checkpoint)}")
-        if options.push:
-            print(f"pushed: {push(checkpoint, options.push, public=options.public)}")
+        if options.card and (checkpoint.step or steps):
+            card = write_card(checkpoint)
+            print(f"card: {card}")
+            words = ("hf", "upload", checkpoint.model, str(card.parent), "--private")
+            print(f"upload it: {shlex.join(words)}")
     for name in dict.fromkeys(options.log):
         print(f"{name}: {LOGGERS[name](run, checkpoints)}")
 
@@ -281,9 +254,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_steps(parser)
     add_settings(parser)
     add("--log", nargs="+", choices=LOGGERS, default=[], help="add to the training's run")
-    add("--card", action="store_true", help="write the model card README.md in RUN/hf/step_N")
-    add("--push", metavar="REPOSITORY", help="upload RUN/hf/step_N, private")
-    add("--public", action="store_true", help="with --push: visible to everyone")
+    add(
+        "--card",
+        action="store_true",
+        help="write README.md in RUN/hf/step_N, and print how to upload it",
+    )
     return run_command(parser, arguments, publish, "what was written stays")
 
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,6 @@ from fake_engine import changing, write_checkpoint
 from huggingface_hub import ModelCard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eval import publish
 from eval.checkpoints import from_manifest
 from eval.publish import main
 from prompt_aug.base.files import write_json
@@ -132,62 +133,29 @@ def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: 
     assert "| base model | base |" in card.text and "private" not in card.content
 
 
-class Hub:
-    """Records the calls of an upload."""
-
-    created: Mapping[str, Any] = {}
-    files: frozenset[str] = frozenset()
-    was_public = False
-
-    def create_repo(self, repository: str, **options: Any) -> None:
-        self.created = {"repository": repository, **options}
-
-    def repo_info(self, repository: str) -> SimpleNamespace:
-        return SimpleNamespace(private=self.created["private"] and not self.was_public)
-
-    def upload_folder(self, folder_path: Path, **_: Any) -> SimpleNamespace:
-        self.files = frozenset(path.name for path in folder_path.iterdir())
-        return SimpleNamespace(commit_url="the/address")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    hub = Hub()
-    monkeypatch.setattr(publish, "HfApi", lambda: hub)
-    return hub
-
-
-def push(run: Path, *options: str) -> int:
-    return main([str(run), "--steps", "20", "--push", "me/model", *options])
-
-
-def test_an_upload_is_private_and_has_the_card(
-    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+def test_the_card_keeps_a_license_and_names_the_command_of_its_upload(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A license that was added to the card stays, a public repository is rejected."""
-    assert main([str(run), "--steps", "20", "--card"]) == 0
-    assert not hub.created  # nothing is sent without --push
+    """The name of a run may have a space; nothing is sent."""
+    run = run.rename(tmp_path / "my run")
     page = run / "hf" / "step_20" / "README.md"
+    assert main([str(run), "--steps", "20", "--card"]) == 0
     page.write_text(page.read_text().replace("---\n", "---\nlicense: mit\n", 1))
-    assert push(run) == 0
-    assert hub.created == {"repository": "me/model", "private": True, "exist_ok": True}
-    assert hub.files == {"README.md", "config.json", "manifest.json"}
+    assert main([str(run), "--steps", "20", "--card"]) == 0
     assert ModelCard.load(page).data.license == "mit"
-    assert "the/address" in capsys.readouterr().out
-    hub.was_public = True
-    assert push(run) == 1 and "it exists and is public" in capsys.readouterr().err
-    assert push(run, "--public") == 0
-    assert hub.created["private"] is False
+    (line,) = re.findall(r"hf upload .*", capsys.readouterr().out.splitlines()[-1])
+    assert shlex.split(line)[2:] == ["my run-step_20", str(page.parent), "--private"]
 
 
 def test_other_weights_than_those_of_the_scores_are_not_published(
-    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exported again after a roll-back, for instance."""
     exported = run / "hf" / "step_20"
     (exported / "config.json").write_text("[]")
     files = {"config.json": hashlib.sha256(b"[]").hexdigest()}
     write_json(exported / "manifest.json", {"step": 20, "files": files})
-    assert push(run) == 1 and "other weights now: s/step_20" in capsys.readouterr().out
-    assert not hub.created and not (exported / "README.md").exists()
+    assert main([str(run), "--steps", "20", "--card"]) == 1
+    assert "other weights now: s/step_20" in capsys.readouterr().out
+    assert not (exported / "README.md").exists()
     assert main([str(run), "--card"]) == 0 and not (exported / "README.md").exists()
