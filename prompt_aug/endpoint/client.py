@@ -1,12 +1,12 @@
 """Requests by the `openai` client, which retries; `Channel.send` has the limits of an attempt."""
 
 import asyncio
-import ipaddress
 import json
 import os
 import re
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ SECRET = 8  # characters; shorter keys are placeholders, such as EMPTY
 LIST_SECONDS, LIST_BYTES = 30.0, 2**22  # of a list of models
 REPLY_BYTES, TOKEN_BYTES = 2**16, 2**9  # of a completion: in all, and for each requested token
 KEPT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")  # headers
+LOCAL = re.compile(r"(.+\.)?localhost|127\.[\d.]+|0\.0\.0\.0|::1?")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 EQUAL_FAILURES = 8  # in a row end the run
 FINAL = (400, 413, 422)  # the same request gets the same answer
@@ -100,12 +101,7 @@ def printable(text: str) -> str:
 def _proxies(url: str) -> list[str]:
     """Return the names of the variables whose proxies may serve `url`; none for this machine."""
     host = urllib.parse.urlsplit(url).hostname or ""
-    try:
-        address = ipaddress.ip_address(host)
-        local = address.is_loopback or address.is_unspecified
-    except ValueError:
-        local = host == "localhost" or host.endswith(".localhost")
-    if local or urllib.request.proxy_bypass(host):
+    if LOCAL.fullmatch(host) or urllib.request.proxy_bypass(host):
         return []
     return [name for name in os.environ if name.lower() in PROXIES and os.environ[name]]
 
@@ -119,10 +115,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
         if not self.key and endpoint.base_url is None:
             raise EndpointError(f"{KEY_VARIABLE} is not set. Set it, or --base-url.")
         if not re.fullmatch(r"[!#-&(-\[\]-~]*", self.key):
-            raise EndpointError(
-                f"{KEY_VARIABLE}: has a space, line end, quote or another character that no key "
-                "has. Set it again."
-            )
+            raise EndpointError(f"{KEY_VARIABLE}: has a character that no key has. Set it again.")
         direct = httpx2.AsyncHTTPTransport(limits=openai.DEFAULT_CONNECTION_LIMITS)
         try:
             super().__init__(
@@ -132,10 +125,8 @@ class Channel(openai.DefaultAsyncHttpxClient):
                 transport=None if self.proxies else direct,
             )
         except (ImportError, ValueError, httpx2.InvalidURL) as error:
-            names = ", ".join(self.proxies)
-            raise EndpointError(
-                f"{names}: no usable proxy: {error} Correct or unset it."
-            ) from error
+            line = f"{', '.join(self.proxies)}: no usable proxy: {error} Correct or unset it."
+            raise EndpointError(line) from error
         self.stopped: UserError | None = None
         self._equal, self._last = 0, ""
         how: Any = {"max_retries": endpoint.retries, "timeout": None, "http_client": self}
@@ -187,8 +178,8 @@ class Channel(openai.DefaultAsyncHttpxClient):
         models: dict[str, dict[str, Any]] = {}
         for row in listed if isinstance(listed, list) else []:
             if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable():
-                texts = {name: row.get(name) for name in ("id", "owned_by", "root")}
-                model = {name: text for name, text in texts.items() if isinstance(text, str)}
+                names = ("id", "owned_by", "root")
+                model = {name: row[name] for name in names if isinstance(row.get(name), str)}
                 models[row["id"]] = model | {"max_model_len": _tokens(row.get("max_model_len"))}
         return models
 
@@ -247,10 +238,9 @@ class Channel(openai.DefaultAsyncHttpxClient):
             await response.aclose()
         if len(content) > limit and response.is_success:
             raise Failure(f"a reply of over {limit} bytes, more than its tokens can have")
-        try:
+        text = content.decode(errors="replace")
+        with suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(content))  # without the escapes that a key may have
-        except (ValueError, RecursionError):
-            text = content.decode(errors="replace")
         headers = {name: response.headers[name] for name in KEPT if name in response.headers}
         return httpx2.Response(
             response.status_code, headers=headers, content=self.hide(text), request=request
@@ -262,10 +252,9 @@ class Channel(openai.DefaultAsyncHttpxClient):
             if QUOTA in response.text:
                 response.headers["x-should-retry"] = "false"  # read by `openai`
             return NOTHING if response.status_code == 429 else Spending(1)
-        try:
+        answer = None
+        with suppress(ValueError, RecursionError):
             answer = json.loads(response.content)
-        except (ValueError, RecursionError):
-            answer = None
         if not isinstance(answer, dict):
             raise Failure(f"not a JSON object: {printable(response.text[:160])}")
         if wanted.requests and any(finish in HALF for _, finish, _ in choices_of(answer)):

@@ -9,7 +9,6 @@ import atexit
 import json
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.grading.worker import FOREIGN, is_open
+from prompt_aug.grading.worker import FOREIGN, is_readable, read_reply
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -90,7 +89,7 @@ class _Worker:
         self._check_ready()
 
     def _check_ready(self) -> None:
-        line = self._read_line(_START_SECONDS)
+        line = read_reply(self.replies, b"", _START_SECONDS)
         try:
             warm = json.loads(line)["ready"] if line else ["it did not start"]
         except (ValueError, TypeError, KeyError):  # an import wrote to every descriptor
@@ -110,27 +109,11 @@ class _Worker:
                 f"`{_PYTHON} -c 'import math_verify'`, then install math-verify==0.9.0"
             )
 
-    def _read_line(self, seconds: float, token: bytes = b"") -> bytes | None:
-        """Return a line, or bytes that do not begin with `token`.
-
-        None if the worker is gone or the time is over.
-        """
+    @property
+    def replies(self) -> int:
+        """The descriptor of its replies. Raises ValueError if `kill` has closed it."""
         assert self.process.stdout is not None
-        end, line = time.monotonic() + seconds, b""
-        while is_open(line, token):
-            if not self.speaks(max(0.0, end - time.monotonic())):
-                return None
-            if not (chunk := os.read(self.process.stdout.fileno(), 1 << 16)):
-                return None
-            line += chunk
-        return line
-
-    def speaks(self, seconds: float = 0.0) -> bool:
-        """Return True if bytes, or the end of the worker, can be read within `seconds`."""
-        assert self.process.stdout is not None
-        poll = select.poll()  # select() fails on descriptors of 1024 and more
-        poll.register(self.process.stdout, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return self.process.stdout.fileno()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the reply, which begins with the random token sent; None if the worker is lost."""
@@ -140,19 +123,20 @@ class _Worker:
         try:
             self.process.stdin.write(token + b" " + json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            line = self._read_line(limit, token)
+            line = read_reply(self.replies, token, limit)
         except (OSError, ValueError):  # ValueError: `kill` has closed the pipe
-            line = None
-        if line is None and time.monotonic() >= end:  # what it runs has reset the kernel's timer
+            return None
+        whole = b"\n" in line
+        if not whole and time.monotonic() >= end:  # what it runs has reset the kernel's timer
             self.kill()
             return {"status": "timeout", "detail": "wall"}
-        if line is None or not line.startswith(token):
+        if not whole or not line.startswith(token):
             return None
-        try:
+        with suppress(ValueError, RecursionError):
             reply = json.loads(line.removeprefix(token))
-        except (ValueError, RecursionError):
-            reply = None
-        return reply if isinstance(reply, dict) and reply.keys() >= FOREIGN.keys() else FOREIGN
+            if isinstance(reply, dict) and reply.keys() >= FOREIGN.keys():
+                return reply
+        return FOREIGN
 
     def kill(self) -> None:
         """End the worker and the process that it forked."""
@@ -183,7 +167,7 @@ class WorkerPool:
                 raise GraderError("the grading pool is closed; make a new one")
             try:
                 worker = self._idle.pop()
-                if worker.speaks():  # it is dead, or a call has written to its pipe since
+                if is_readable(worker.replies):  # it is dead, or a call has written there since
                     worker.kill()
                     worker = _Worker(self.settings)
             except IndexError:

@@ -30,6 +30,7 @@ import resource
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -40,6 +41,7 @@ from typing import Any, BinaryIO, NamedTuple
 REQUESTS_PER_CHILD = 2000  # sympy's caches grow
 REPLY_BYTES = 2**24  # no reply is longer
 FOREIGN = {"status": "error", "detail": "bytes that are no reply on the channel of replies"}
+LONG = 1e6  # seconds; the kernel ends a child earlier
 ORPHAN_CHECK_SECONDS = 5.0
 MAX_RECURSION = 3000
 _PR_SET_PDEATHSIG = 1
@@ -319,19 +321,24 @@ def _fork(limits: Limits, serve: Serve, parents: int) -> Child:
     return Child(pid, os.fdopen(request_write, "wb"), reply_read)
 
 
-def is_open(reply: bytes, token: bytes) -> bool:
-    """Return True if these bytes may become a reply: more of them should be read."""
-    begun = reply[: len(token)] == token[: len(reply)]
-    return begun and b"\n" not in reply and len(reply) < REPLY_BYTES
+def is_readable(descriptor: int, seconds: float = 0.0) -> bool:
+    """Return True if bytes, or the end of their writer, can be read within `seconds`."""
+    poll = select.poll()  # select() fails on descriptors of 1024 and more
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
-def _exchange(child: Child, line: bytes, token: bytes) -> bytes:
-    """Send a request; return what comes back, empty if the child has died."""
-    with suppress(BrokenPipeError):
-        child.requests.write(line)
-        child.requests.flush()
-    reply = b""
-    while is_open(reply, token) and (more := os.read(child.replies, 2**16)):
+def read_reply(descriptor: int, token: bytes, seconds: float = LONG) -> bytes:
+    """Return a line, or what cannot become one that begins with `token`.
+
+    Less if the writer ends or the time is over.
+    """
+    end, reply = time.monotonic() + seconds, b""
+    while reply[: len(token)] == token[: len(reply)] and len(reply) < REPLY_BYTES:
+        if b"\n" in reply or not is_readable(descriptor, end - time.monotonic()):
+            break
+        if not (more := os.read(descriptor, 2**16)):
+            break
         reply += more
     return reply
 
@@ -343,7 +350,7 @@ def _end(child: Child, died: Died) -> tuple[dict[str, str], bool]:
     os.kill(child.pid, signal.SIGKILL)  # without effect on a child that has died
     _, status = os.waitpid(child.pid, 0)
     died()
-    more = bool(select.select([child.replies], [], [], 0)[0] and os.read(child.replies, 1))
+    more = is_readable(child.replies) and os.read(child.replies, 1) != b""
     os.close(child.replies)
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
@@ -370,13 +377,16 @@ def answer_requests(
     child: Child | None = None
     served = 0
     for line in sys.stdin.buffer:
-        if child and select.select([child.replies], [], [], 0)[0]:  # it died, or has more to say
+        if child and is_readable(child.replies):  # it died, or has more to say
             _end(child, died)
             child = None
         if child is None:
             child, served = _fork(limits, serve, replies.fileno()), 0
         token, served = line.partition(b" ")[0] + b" ", served + 1
-        reply = _exchange(child, line, token)
+        with suppress(BrokenPipeError):
+            child.requests.write(line)
+            child.requests.flush()
+        reply = read_reply(child.replies, token)
         whole = reply.startswith(token) and reply.find(b"\n") == len(reply) - 1
         if not whole or served == per_child:
             cause, more = _end(child, died)

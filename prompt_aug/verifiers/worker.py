@@ -120,15 +120,15 @@ def number(value: Any, name: str) -> float:
     raise BadResultError(f"{name}={value!r:.80}, not a finite number")
 
 
-def _answer(line: bytes, limits: Limits) -> dict[str, Any] | None:
-    """Return the reply to a request; None without memory for it."""
+def _answer(line: bytes, limits: Limits) -> dict[str, Any]:
+    """Return the reply to a request. Raises MemoryError without memory for it."""
     try:
         request = json.loads(line)
         with deadline(limits):
             result = call(_functions[request["function"]], request["response"], request["row"])
             return verdict(result)
     except MemoryError:
-        return None
+        raise
     except BadResultError as error:
         return {"status": "bad_result", "detail": str(error)}
     except (Exception, SystemExit) as error:  # the user's function may raise anything
@@ -144,12 +144,12 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
     os.dup2(2, 1)  # what a function prints goes to the caller's stderr
     limit_process(limits)
     token, _, request = requests.readline().partition(b" ")
-    without_memory = token + OUT_OF_MEMORY
-    reply = _answer(request, limits)
+    reply = token + OUT_OF_MEMORY
+    with suppress(MemoryError):
+        reply = token + b" " + json.dumps(_answer(request, limits)).encode() + b"\n"
     with suppress(OSError, ValueError):  # closed by the function
         sys.stdout.flush()
-    text = b"" if reply is None else json.dumps(reply).encode()
-    replies.write(token + b" " + text + b"\n" if text else without_memory)
+    replies.write(reply)
     replies.flush()
 
 
