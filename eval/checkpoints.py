@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from eval import EvaluationError
 from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.base.progress import Progress
+from prompt_aug.typed import read_typed
 from recipe.run import model_files
 from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered
 
@@ -65,16 +68,25 @@ def find(run: Path, steps: Sequence[int] | None = None) -> list[Checkpoint]:
     return [from_manifest(folder, step) for step, folder in chosen.items()]
 
 
+class Manifest(BaseModel):
+    """What is read of the manifest.json of an export."""
+
+    model_config = ConfigDict(strict=True)
+    step: int | None = None
+    model_path: str | None = None  # of a start model
+    files: dict[str, str] = {}
+    accepted: list[str] = []
+
+
 def from_manifest(folder: Path, step: int) -> Checkpoint:
-    manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("step", step) != step:
+    manifest = read_typed(folder / MANIFEST, Manifest, EvaluationError)
+    if manifest.step not in (None, step):
         raise EvaluationError(f"{folder / MANIFEST} is not the manifest of step {step}")
-    elsewhere = manifest.get("model_path")
+    elsewhere, files = manifest.model_path, manifest.files
     model = (folder / elsewhere).resolve() if elsewhere else folder
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
         return Checkpoint(step=step, model=elsewhere, identity={"model": elsewhere})  # a hub id
-    files = manifest["files"]
-    own: dict[str, Any] = {"run": folder.parent.parent, "accepted": manifest.get("accepted", ())}
+    own: dict[str, Any] = {"run": folder.parent.parent, "accepted": manifest.accepted}
     return Checkpoint(step=step, model=str(model), identity=_identity(files), files=files, **own)
 
 
@@ -84,7 +96,7 @@ def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
     An export that was deleted, or that names the start model by its hub id, has not changed.
     """
     path = folder / MANIFEST
-    files = read_json(path).get("files", {}) if path.is_file() else {}
+    files = read_typed(path, Manifest, EvaluationError).files if path.is_file() else {}
     return bool(files) and _identity(files) != identity
 
 

@@ -17,51 +17,45 @@ from pydantic import BaseModel, ConfigDict
 from eval import EvaluationError
 from eval.endpoint import RemoteEngine
 from eval.engine import SAMPLE_KEY, Engine, Request, SampleKey
-from prompt_aug.base.files import append_lines, iter_lines
+from prompt_aug.base.files import append_lines, iter_lines, read_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import adapter, problems
 from recipe.run.folder import BenchmarkFolder
 
+OPEN = ConfigDict(extra="allow", strict=True)
+
 
 class Line(BaseModel):
-    """What is read of a record in a file of an evaluation, which may have more keys."""
+    """Types of the keys of a record in a file of an evaluation, which may have more keys."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class KeyLine(Line):
-    uid: str
-    prompt_sha256: str
-
-
-class QuestionLine(KeyLine):
-    question: str
-    gold: list[str]
-    prompt: str
-    asked: bool
-
-
-class SampleLine(KeyLine):
-    sample: int
-    response: str
-    tokens: int | None
-    finish_reason: str | None
+    model_config = OPEN
+    uid: str = ""
+    prompt_sha256: str = ""
+    sample: int = 0
+    question: str = ""
+    gold: list[str] = []
+    prompt: str = ""
+    asked: bool = True
+    response: str = ""
+    tokens: int | None = None
+    finish_reason: str | None = None
+    correct: bool = False
+    extracted: str | None = None
+    status: str = ""
 
 
-class GradeLine(KeyLine):
-    sample: int
-    correct: bool
-    extracted: str | None
-    status: str
+# The keys that each record of a file has.
+QUESTION = ("uid", "prompt_sha256", "question", "gold", "prompt", "asked")
+SAMPLE = (*SAMPLE_KEY, "response", "tokens", "finish_reason")
+GRADE = (*SAMPLE_KEY, "correct", "extracted", "status")
 
 
-def read_records(
-    path: Path, kind: type[Line], lines: Iterable[dict[str, Any]], first: int = 1
-) -> list[Any]:
-    """Return `lines` of a file, from line `first`. Raises EvaluationError for one unlike `kind`."""
-    check, records = adapter(kind), list(lines)
+def read_records(path: Path, keys: Sequence[str], first: int = 1) -> list[dict[str, Any]]:
+    """Return the records of a file from line `first`. Raises EvaluationError for a damaged one."""
+    check, records = adapter(Line), read_lines(path)[first - 1 :]
     for number, record in enumerate(records, start=first):
-        for problem in problems(check, record).values():
+        lacking = [f"{key}: not set" for key in keys if key not in record]
+        for problem in (*lacking, *problems(check, record).values()):
             raise EvaluationError(
                 f"{path}, line {number}: {problem.rstrip('.')}. Correct or delete the line, then "
                 "run eval.sweep again."
@@ -86,9 +80,8 @@ class SampleFiles:
         """Return all samples of this model. The first file wins if a key occurs twice."""
         samples: dict[SampleKey, Sample] = {}
         for path in self._folder.sample_files():
-            lines = iter_lines(path)
-            if next(lines, {}).get("model") == self._identity:
-                for line in read_records(path, SampleLine, lines, first=2):
+            if next(iter_lines(path), {}).get("model") == self._identity:
+                for line in read_records(path, SAMPLE, first=2):
                     samples.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
         return samples
 

@@ -15,14 +15,15 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel
 
 from eval import EvaluationError, metrics
 from eval.command import run_command
 from eval.engine import SAMPLE_KEY, SampleKey
-from eval.samples import GradeLine, Line, QuestionLine, Sample, SampleFiles, read_records
+from eval.samples import GRADE, OPEN, QUESTION, Sample, SampleFiles, read_records
 from prompt_aug.base.commands import existing, make_parser, python_command
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
-from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
+from prompt_aug.base.files import read_json, write_json, write_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
@@ -180,10 +181,11 @@ def order_of(questions: Lines) -> str:
 
 
 def read_questions(folder: BenchmarkFolder) -> Lines:
-    return read_records(folder.questions, QuestionLine, read_lines(folder.questions))
+    return read_records(folder.questions, QUESTION)
 
 
-class Entry(Line):
+class Entry(BaseModel):
+    model_config = OPEN
     settings: dict[str, Any]
     grader: str
     samples: int
@@ -196,7 +198,8 @@ class Entry(Line):
     mean_tokens: float | None
 
 
-class Scores(Line):
+class Scores(BaseModel):
+    model_config = OPEN
     settings: dict[str, Any]
     identity: dict[str, Any]
     grader: str
@@ -264,7 +267,7 @@ class Scored:
     def samples(self, benchmark: str) -> Iterator[tuple[dict[str, Any], Lines]]:
         files, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
         questions, samples = self.questions(benchmark), SampleFiles(files, entry["model"]).load()
-        lines = read_records(files.grades, GradeLine, read_lines(files.grades)[1:], first=2)
+        lines = read_records(files.grades, GRADE, first=2)
         table = join(questions, samples, lines, entry["settings"]["samples"])
         return zip(questions, table, strict=True)
 
@@ -404,9 +407,8 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
 
 def _regrade_all(options: argparse.Namespace) -> None:
     # Only the folder of a checkpoint has a settings file beside it, that of a benchmark has none.
-    # Step 10 after step 9.
-    parts = {p: re.split(r"(\d+)", str(p)) for p in options.folder.rglob("scores.json")}
-    paths = sorted(parts, key=lambda p: [int(x) if x.isdecimal() else x for x in parts[p]])
+    found = options.folder.rglob("scores.json")
+    paths = sorted(found, key=lambda p: (p.parents[1], len(p.parent.name), p))  # step 9, step 10
     folders = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
     if not folders:
         raise EvaluationError(f"no scores.json under {options.folder}: run eval.sweep first")

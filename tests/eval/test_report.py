@@ -206,11 +206,14 @@ def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
         ("toy/samples-*.jsonl", {"response": ["x"]}, "line 2: response"),
         ("toy/grades.jsonl", {"correct": "yes"}, "line 2: correct"),
         ("../../../environment.json", None, "environment.json"),
+        ("../../../hf/step_20/manifest.json", None, "manifest.json"),
     ],
 )
 def test_a_record_of_another_kind_has_one_line_with_its_place(
     run: Path, path: str, changes: dict[str, Any] | None, place: str, capsys: Any
 ) -> None:
+    (run / "hf" / "step_20").mkdir(parents=True)
+    (run / "hf" / "step_20" / "manifest.json").write_text("{}")
     (file,) = (run / "eval" / "s" / "step_20").glob(path)
     if changes is None:
         file.write_text("[1]")
