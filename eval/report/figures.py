@@ -223,11 +223,8 @@ def pass_at_k_curves(runs: Runs) -> Figure:
                 values = sorted((int(k), 100 * value) for k, value in entry["pass_at_k"].items())
                 if len(values) > 1:
                     ks, y = zip(*values, strict=True)
-                    label, drawn = (
-                        _label(runs, run, f"step {row.step}"),
-                        curves.setdefault(name, []),
-                    )
-                    drawn.append(Curve(label, ks, y, color=len(drawn)))
+                    drawn, label = curves.setdefault(name, []), f"step {row.step}"
+                    drawn.append(Curve(_label(runs, run, label), ks, y, color=len(drawn)))
     caption = "unbiased, from all samples of a question; the first and the last checkpoint"
     panels = [Panel(name, "percent", lines) for name, lines in curves.items()]
     return Figure("pass_at_k", "pass@k", caption, panels, x_title="k", log_x=True)
