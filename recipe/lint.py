@@ -217,7 +217,7 @@ def skipped(name: str, settings: Sequence[Setting]) -> str | None:
     """Return why a command or configuration is not checked, or None."""
     values = {x.key: x.value for x in settings}
     if name.removesuffix(".yaml") != VERL:
-        return f"--config-name={name.strip(OPEN)}, another configuration than verl's own"
+        return f"--config-name={name.replace(OPEN, '?')}, another configuration than verl's own"
     if "hydra.searchpath" in values:
         return "hydra.searchpath, other configurations than verl's own"
     for key, supported in ENGINES.items():

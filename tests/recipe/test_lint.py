@@ -78,7 +78,7 @@ SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pre
         (f"P=3\n{MAIN} {R}.top_p=$(cat p) {R}.n=$P-$Q/$P", []),
         (f"if [ $1 ]; then P=3; else P=2; fi\n{MAIN} {R}.top_p=$P", []),
         (f"for p in 2 .5; do\n{MAIN} {R}.top_p=$p\ndone", []),
-        (f'run() {{\n  local p=$1; shift\n  {MAIN} {R}.top_p=$p "$@"\n}}\nrun 3 {TYPO}', [3, 5]),
+        (f'P=3\nrun() {{\n  local P=$1; shift\n  {MAIN} {R}.top_p=$P {TYPO} "$@"\n}}', [4]),
         (f'if [ $1 ]; then\n  M=({TYPO})\nfi\n{MAIN} "${{M[@]}}"', [2]),
         # several commands, other programs, texts that are scripts
         (f"{MAIN} algorithm.adv_estimator=gae critic.model.path=m\n{MAIN} trainer.nnodes=1", []),
