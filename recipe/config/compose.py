@@ -284,9 +284,11 @@ def _check_switches(config: DictConfig, given: dict[str, str]) -> None:
 
     An override that turns the switch off allows them: commands for verl set both.
     """
-    errors = []
+    errors, defaults = [], dict(flat(base()))
     for key, text in given.items():
         if (off := off_switch(config, key)) is None or (off[0].key in given and off[1] in OFF):
+            continue
+        if OmegaConf.select(config, key) == defaults.get(key):  # no effect, and no harm
             continue
         switch, value = off
         needed = " or ".join(map(shown, switch.on)) or "another value"

@@ -95,6 +95,7 @@ OWN_LOSS = f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.clip_cov_ratio=0.1
     ("overrides", "switch"),
     [
         (f"{A}.kl_loss_coef=0.04", f"{A}.use_kl_loss=false"),
+        ("trainer.critic_warmup=5", "critic.enable=null"),
         ("recipe.history={weight:5}", "recipe.history.enable=false"),
         ("method=cw_grpo recipe.weights.clip_cov.ratio=0.1", f"{NAME}=gaussian_covariance"),
         (f"method=kl_cov {A}.clip_ratio_high=0.28", f"{LOSS}=kl_cov"),
@@ -104,6 +105,7 @@ OWN_LOSS = f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.clip_cov_ratio=0.1
         (f"{CRITIC} critic.optim.lr_scheduler_type=cosine critic.optim.min_lr_ratio=0.1", None),
         (KL.format("false"), None),  # turned off in the same command
         (OWN_LOSS, None),
+        ("trainer.critic_warmup=0", None),  # the default
         ("method=cw_grpo recipe.weights.gaussian_covariance.preset=official_code", None),
     ],
 )
