@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from recipe.config.verl import (
     wrong_values,
 )
 from recipe.errors import ConfigError
-from recipe.script import OPEN, PRINTS, Command, Word, commands
+from recipe.script import OPEN, Command, Word, commands
 
 VERL = "ppo_trainer"
 UNKNOWN = object()  # a value that a script computes
@@ -94,22 +95,17 @@ def read_setting(word: Word, place: str) -> Iterator[Setting]:
         remedy = f"Write {key}=[{text}]" if key else "Remove the blanks around the ="
         raise ConfigError(f"'{word.text}' does not set one key to one value. {remedy}.")
     name, prefix = override.key_or_group, key[: len(key) - len(key.lstrip("+~"))]
-    if override.package is not None or is_group(name):
+    is_group = name != "model_engine" and any((x / name).is_dir() for x in (CONFIG, verl_config()))
+    if override.package is not None or is_group:  # the choice of a file, as method=grpo
         return
     value = UNKNOWN if OPEN in text or prefix == "~" else override.value()
-    record = {name: value} if isinstance(value, dict) else {}
-    for inner, part in flat(record) if record else [(name, value)]:
+    for inner, part in flat({name: value}):
         yield Setting(place, inner, UNKNOWN if "${" in str(part) else part, prefix, word.sure)
-
-
-def is_group(key: str) -> bool:
-    """Return True for the choice of a file, such as ``method=grpo``."""
-    return key != "model_engine" and any((x / key).is_dir() for x in (CONFIG, verl_config()))
 
 
 def program_of(command: Command) -> tuple[str, list[Word]]:
     """Return the trainer that a command starts, or "", and its arguments."""
-    for i, word in enumerate(command.words if command.words[0].text not in PRINTS else ()):
+    for i, word in enumerate(command.words):
         module = word.text.removeprefix("-m")
         if module.endswith(".py"):
             module = module.removesuffix(".py").replace("/", ".")
@@ -121,36 +117,36 @@ def program_of(command: Command) -> tuple[str, list[Word]]:
 
 def of_script(path: Path, text: str) -> list[str]:
     """Return the findings of a script's commands, each with its own settings."""
-    findings, launches, last = list[str](), list[tuple[str, list[Word]]](), None
+    findings, launches, end = list[str](), list[tuple[str, list[Word]]](), 0
     for command in commands(text.replace("\r\n", "\n"), SCRIPT):
         program, words = program_of(command)
-        stray = command.words[0]
+        stray = command.words[0].text
         if program:
             launches.append((program, words))
-        elif last and SETTING.fullmatch(stray.text):
+            end = command.end
+        elif end and SETTING.fullmatch(stray):
             findings.append(
-                f"{path}:{command.line}: {stray.text}: not part of the command, which ends in line "
-                f"{last.end}. End its lines with a backslash, and nothing behind it."
+                f"{path}:{command.line}: {stray}: not part of the command, which ends in line "
+                f"{end}. End its lines with a backslash, and nothing behind it."
             )
             launches[-1][1].extend(command.words)
-            continue
-        last = command if program else None
+        else:
+            end = 0
     if sum(100 + len(words) for _, words in launches) > MOST:
         return [f"{path}: {len(launches)} commands with too many settings. Nothing was checked."]
     if not launches:
         print(f"{path}: nothing to check: no command of {', '.join(PROGRAMS[:3])}")
     elif (at := text.find("\r\n")) >= 0:
         findings.append(
-            f"{path}:{text[:at].count(chr(10)) + 1}: the line ends in CR LF, and a CR behind a "
+            f"{path}:{text.count(chr(10), 0, at) + 1}: the line ends in CR LF, and a CR behind a "
             "backslash ends the command. Convert the file: sed -i 's/\\r$//'."
         )
-    return [
-        *findings,
-        *(x for program, words in launches for x in of_command(path, program, words)),
-    ]
+    for program, words in launches:
+        findings += of_command(path, program, words)
+    return findings
 
 
-def of_command(path: Path, program: str, words: list[Word]) -> list[str]:
+def of_command(path: Path | str, program: str, words: list[Word]) -> list[str]:
     """Return the findings about the arguments of one command; print why it is skipped."""
     settings, findings, name, rest = list[Setting](), list[str](), VERL, iter(words)
     for word in rest:
@@ -171,28 +167,28 @@ def of_command(path: Path, program: str, words: list[Word]) -> list[str]:
     return [*findings, *problems_of(settings, root, only_keys=program not in (MAIN, TRAIN))]
 
 
+def places_of(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield key and line of all that is in a node, aliases written out; of items their number."""
+    is_map = isinstance(node, yaml.MappingNode)
+    for i, item in enumerate(node.value if isinstance(node, yaml.CollectionNode) else ()):
+        first, value = item if is_map else (item, item)
+        key = f"{prefix}{first.value if is_map else i}"
+        yield key, first.start_mark.line + 1
+        yield from places_of(value, f"{key}.")
+
+
 def of_yaml(path: Path, text: str) -> list[str]:
     """Return the findings of a configuration file."""
-
-    @functools.cache
-    def size(node: yaml.Node) -> int:  # with each alias written out
-        pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
-        return 1 + sum(size(x) for pair in pairs for x in pair if isinstance(x, yaml.Node))
-
-    def lines(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            yield f"{prefix}{key.value}", key.start_mark.line + 1
-            yield from lines(value, f"{prefix}{key.value}.")
-
     tree = yaml.compose(text, yaml.CSafeLoader)
-    if tree and size(tree) > 4 * MOST:
+    places = [*islice(places_of(tree), 4 * MOST)] if tree else []
+    if len(places) == 4 * MOST:
         return [f"{path}: over {4 * MOST:,} values, aliases written out. Nothing was checked."]
     content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if tree else {}
     content = content if isinstance(content, dict) else {}
     ours = "recipe" in content or "recipe" in str(content.get("defaults", ""))
-    root, place = ROOT if ours else VERL, dict(lines(tree))
+    root, lines = ROOT if ours else VERL, dict(places)
     settings = [
-        Setting(f"{path}:{place.get(key, 1)}", key, UNKNOWN if "${" in str(value) else value)
+        Setting(f"{path}:{lines.get(key, 1)}", key, UNKNOWN if "${" in str(value) else value)
         for key, value in flat(content)
         if key.partition(".")[0] not in ("defaults", "hydra")
     ]
@@ -297,17 +293,13 @@ def main(arguments: list[str] | None = None) -> int:
     name = "python -m recipe.lint"
     parser = make_parser(name, __doc__, example=f"{name} trainer.use_v1=true data.truncation=left")
     parser.add_argument("what", nargs="+", help="a script, a configuration file, or KEY=VALUE")
-    given, settings, findings = parser.parse_args(arguments).what, list[Setting](), list[str]()
-    for text in given:
-        if "=" not in text or Path(text).exists():
+    given, pairs, findings = parser.parse_args(arguments).what, list[Word](), list[str]()
+    for number, text in enumerate(given, start=1):
+        if "=" in text and not Path(text).exists():
+            pairs.append(Word(number, text))
+        else:
             findings += check(Path(text))
-            continue
-        try:
-            settings += read_setting(Word(1, text), "command line")
-        except ConfigError as error:
-            findings.append(f"command line: {error}")
-    ours = any(x.key.startswith("recipe.") for x in settings)
-    findings = [*problems_of(settings, ROOT if ours else VERL, only_keys=False), *findings]
+    findings = [*of_command("argument", MAIN, pairs), *findings]
     for line in dict.fromkeys(findings):
         print(line)
     return 1 if findings else 0

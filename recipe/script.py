@@ -112,17 +112,16 @@ class Reader:
             before[name] = [Word(*word[:2], both) for word, both in zip(words, sure, strict=True)]
 
     def command(self, node: Any) -> None:
-        """Add a command, and read the scripts that it runs."""
+        """Add a command, unless it only prints, and read the scripts that it runs."""
         name = node.child_by_field_name("name")
         words = self.words([name, *node.children_by_field_name("argument")] if name else [])
-        if not words:
+        if not words or words[0].text in PRINTS:
             return
         plain = tuple(word._replace(text=word.text.replace(CONTINUED, "")) for word in words)
         self.found.append(Command(self.line(node), self.first + node.end_point[0], plain))
-        if plain[0].text not in PRINTS and len(self.found) <= COMMANDS:
-            for word in words:
-                if re.search(r"\s", word.text) and self.script.search(word.text):
-                    self.read(word.text, word.line)
+        for word in words if len(self.found) <= COMMANDS else ():
+            if re.search(r"\s", word.text) and self.script.search(word.text):
+                self.read(word.text, word.line)
 
     def assign(self, node: Any) -> None:
         """Set a variable, or add to it with +=."""

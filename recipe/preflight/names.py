@@ -1,6 +1,5 @@
 """What verl's keys name exists: modules, classes, files; keys.yaml lists the keys."""
 
-import importlib
 import re
 import sys
 import warnings
@@ -78,26 +77,20 @@ def find(kind: str, text: str, name: str | None) -> None:
 
 def find_in_module(text: str, name: str | None) -> Any:
     """Return the object `name` of a module, by dotted name, ``pkg://`` or path as in verl."""
-    module = text.removeprefix("pkg://")
-    if text.startswith("pkg://"):
-        module = module.replace("/", ".")
-    if module.partition(".")[0] in OURS:
-        spec = find_spec(module)
-        file = Path(spec.origin) if spec and spec.origin else None
-        files = file.parent.glob("*.py") if file and file.name == "__init__.py" else [file]
-        texts = [x.read_text(encoding="utf-8") for x in files if x]
-        if not any(re.search(rf"\b{re.escape(name or '')}\b", text) for text in texts):
-            raise ImportError(f"there is no {name or 'such module'}")
-        return None
-    if "/" in module or module.endswith(".py"):
-        from verl.utils.import_utils import load_module
+    from verl.utils.import_utils import load_module
 
-        loaded = load_module(module)
-    else:
-        loaded = importlib.import_module(module)
-    if name is not None and not hasattr(loaded, name):
-        raise AttributeError(f"there is no {name} in it")
-    return getattr(loaded, name) if name else None
+    is_file = not text.startswith("pkg://") and ("/" in text or text.endswith(".py"))
+    module = text.removeprefix("pkg://").replace("/", ".")
+    if is_file or module.partition(".")[0] not in OURS:
+        loaded = load_module(text if is_file else f"pkg://{module}")
+        return getattr(loaded, name) if name else None
+    spec = find_spec(module)
+    file = Path(spec.origin) if spec and spec.origin else None
+    files = file.parent.glob("*.py") if file and file.name == "__init__.py" else [file]
+    texts = [x.read_text(encoding="utf-8") for x in files if x]
+    if not any(re.search(rf"\b{re.escape(name or '')}\b", text) for text in texts):
+        raise ImportError(f"there is no {name or 'such module'}")
+    return None
 
 
 NAMES: list[Check] = [named]
