@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 OPEN = "\ue000"  # an unknown part of a word
+BLANK = "\ue001"  # of an unquoted value, where the shell divides a word
 LONGEST, MOST = 20_000, 300  # characters and words of a variable
 COMMANDS = 5_000  # after these no text is read as a script
 CONTINUED = "\\\n"
@@ -36,8 +37,9 @@ class Word(NamedTuple):
     def fields(self) -> Iterator["Word"]:
         """Yield the words into which the shell divides an unquoted value."""
         for match in re.finditer(r"(?:\\\n|\S)+", self.text):
-            line = self.line + self.text[: match.start()].count("\n")
-            yield Word(line, match[0], self.sure)
+            if text := match[0].replace(CONTINUED, ""):
+                line = self.line + self.text[: match.start()].count("\n")
+                yield Word(line, text, self.sure)
 
 
 class Command(NamedTuple):
@@ -130,7 +132,7 @@ class Reader:
         if value and value.type == "array":
             new += self.words(x for x in value.named_children if x.type != "comment")
         else:
-            line, text = self.line(node), self.text(value) if value else ""
+            line, text = self.line(node), self.text(value).replace(BLANK, " ") if value else ""
             last = new.pop() if new else Word(line, "")
             text = last.text + CONTINUED * (line - last.line - last.text.count("\n")) + text
             new.append(last._replace(text=text if len(text) < LONGEST else OPEN))
@@ -155,7 +157,8 @@ class Reader:
         if inner.type in EXPANSIONS and len(node.text) - len(inner.text) in (0, 2):
             words = self.value(inner)
             return words if node.type == "string" else [x for word in words for x in word.fields()]
-        return [Word(self.line(node), self.text(node))]
+        first, *rest = self.text(node).split(BLANK)
+        return [Word(self.line(node), text) for text in (first, *filter(None, rest))]
 
     def value(self, node: Any) -> list[Word]:
         """Return the words of a variable or its default."""
@@ -166,7 +169,7 @@ class Reader:
         found = self.values.get(name, [])
         is_empty = not found or (operator[:1] == ":" and [word.text for word in found] == [""])
         if is_empty and operator[-1:] in ("-", "="):
-            text = "".join(map(self.text, node.named_children[1:]))
+            text = "".join(map(self.text, node.named_children[1:])).replace(BLANK, " ")
             found = [Word(self.line(node), text)]
             if "=" in operator:
                 self.values[name] = found
@@ -176,7 +179,7 @@ class Reader:
         """Return the text of a node inside a longer word, in one line if it is a variable's."""
         if node.type in EXPANSIONS:
             first, *rest = self.value(node)
-            text = first.text.replace(CONTINUED, "").replace("\n", " ")
+            text = re.sub(r"\s", BLANK, first.text.replace(CONTINUED, ""))
             return text if first.sure and not rest else OPEN
         if node.type == "string":  # in which blanks are not always nodes
             pieces, at = list[str](), 1
@@ -185,7 +188,7 @@ class Reader:
                 piece = node.text[at:end].decode(errors="replace")
                 pieces.append(re.sub(r'\\(["\\$`])', r"\1", piece))
                 if child:
-                    pieces.append(self.text(child))
+                    pieces.append(self.text(child).replace(BLANK, " "))
                     at = child.end_byte - node.start_byte
             return "".join(pieces)
         if node.type in ("concatenation", "command_name"):
