@@ -196,8 +196,10 @@ def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | No
     """
     given, chat = json.loads(arguments), [(role, f"of the {role}") for role in roles]
     other = {str: "another text", int: 2, float: 2.5}
-    values = [True, False, 0, 1, *other.values()]
-    values += [one or two for one, two in _QUOTED.findall(str(tokenizer.chat_template))]
+    quoted = [one or two for one, two in _QUOTED.findall(str(tokenizer.chat_template))]
+    values = [True, False, 0, 1, *other.values(), *quoted]
+    numbers = map(int, re.findall(r"\b\d{1,9}\b", str(tokenizer.chat_template)))
+    values += [near for number in {*numbers} for near in (number - 1, number, number + 1)]
 
     def prompt(settings: dict[str, Any]) -> str:
         try:
@@ -215,11 +217,23 @@ def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | No
                 "so the tokenizer's chat template does not read it there. Remove it."
             )
         meant = SPELLED.get(str(value).strip().lower()) if type(value) in other else None
-        if meant is None:
-            continue
-        as_given, as_meant, *like = (
-            prompt(rest | {name: v}) for v in (value, meant, not meant, other[type(value)])
+        as_given, yes, no, like_any = (
+            prompt(rest | {name: v}) for v in (value, True, False, other[str])
         )
+        if meant is None or type(value) is bool:
+            # A text where a boolean is read, or a boolean where texts are: as any other text.
+            of_texts = type(value) is bool  # texts that the template names are what it reads
+            if (
+                as_given == like_any
+                and (yes == no) == of_texts
+                and (of_texts or value not in quoted)
+            ):
+                return (
+                    f"{name}={shown(value)}: the tokenizer's chat template reads it as any other "
+                    f"text. Write {'one of its texts' if of_texts else 'true or false'}."
+                )
+            continue
+        as_meant, *like = (prompt(rest | {name: v}) for v in (meant, not meant, other[type(value)]))
         if as_given != as_meant and as_given in like:
             word = str(meant).lower()
             return (

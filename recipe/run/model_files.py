@@ -54,7 +54,9 @@ def lacks_weights(folder: Path) -> str:
 
 def lacks_class(config: Any) -> str:
     """Return what is wrong if config.json does not state one class, "" if it does."""
-    named = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        return "config.json is missing or not a JSON object. Restore it."
+    named = config.get("architectures")
     if isinstance(named, list) and len(named) == 1:
         return ""
     return (

@@ -91,7 +91,10 @@ ANSWERS = TEXTS.filter(lambda t: not any(c in t.lower() for c in ("inf", "e")))
 
 @settings(deadline=None)
 @given(
-    TEXTS, st.lists(ANSWERS, min_size=1, max_size=3), st.none() | st.integers(1, 5), st.none() | TEXTS
+    TEXTS,
+    st.lists(ANSWERS, min_size=1, max_size=3),
+    st.none() | st.integers(1, 5),
+    st.none() | TEXTS,
 )
 def test_there_and_back(
     text: str, answers: list[str], level: int | None, system: str | None

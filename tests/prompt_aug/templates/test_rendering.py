@@ -98,6 +98,7 @@ def test_a_tag_that_the_chat_template_opens_before_the_template() -> None:
 IS_FALSE = "{% if enable_thinking is defined and enable_thinking is false %}<off>{% endif %}"
 TRUTHY = "{% if enable_thinking | default(true) %}<on>{% endif %}"
 OFF_TEXT = "{% if mode == 'off' %}<off>{% endif %}"
+LIMITED = "{% if budget | default(0) | int > 100 %}<{{ budget }}>{% endif %}"
 NONE_TEXT = "{% if mode | default('none') != 'none' %}<{{ mode }}>{% endif %}"
 EFFORT = "{% set effort = effort | default('low') %}{% if effort == 'high' %}<high>{% endif %}"
 BUDGET = "{% if think is not defined or think %}{{ budget | default(9) }}{% endif %}"
@@ -113,6 +114,7 @@ SYSTEM_ONLY = "{% if messages[0].role == 'system' and think is true %}<on>{% end
         (TRUTHY, {"enable_thinking": "true"}, "<on>"),
         (OFF_TEXT, {"mode": "off"}, "<off>"),
         (NONE_TEXT, {"mode": "none"}, ""),
+        (LIMITED, {"budget": 50}, ""),
         (EFFORT, {"effort": "low"}, ""),  # the default; only 'high' changes the prompt
         (BUDGET, {"think": False, "budget": 5}, ""),  # read with another value of `think`
         (BUDGET, {"budget": 0}, "0"),  # a number, not a boolean
@@ -132,6 +134,8 @@ def test_arguments_of_the_chat_template_that_do_what_they_say(
     [
         *((IS_FALSE, {"enable_thinking": v}) for v in ("false", "False", "off", " No ", 0, 0.0)),
         *((IS_FALSE, {name: False}) for name in ("thinking", "think", "enable_think", "defined")),
+        *((IS_FALSE, {"enable_thinking": value}) for value in ("never", None, -1, [])),
+        (OFF_TEXT, {"mode": False}),
         (IS_FALSE, {"truncation": False}),  # a parameter of apply_chat_template
         *((TRUTHY, {"enable_thinking": value}) for value in ("false", "off", "0")),
         (IS_FALSE, {"enable_thinking": False, "thinking": False}),
