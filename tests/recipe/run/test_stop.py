@@ -173,8 +173,7 @@ class Callback:
         print("ready", flush=True)
         time.sleep(30)
 
-if "nohup" in what:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in what else signal.SIG_DFL)
 stop.SignalHandler(folder)
 if "step" in what:
     progress.reached(folder, progress.TRAINING, step=0)
