@@ -52,7 +52,10 @@ MAIN, TRAIN = "verl.trainer.main_ppo", "recipe.train"
 PROGRAMS = (MAIN, TRAIN, "recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
 SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]dapo[./]\S*main_dapo")
 SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
-OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")  # with a value
+OPTIONS = (  # with a value
+    *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
+    *("--cfg", "-c", "--package", "-p"),
+)
 LARGEST, MOST = 1_000_000, 5_000  # bytes and settings of a file; a command counts as 100
 # Values of verl's V1 trainer with FSDP; others are skipped.
 ENGINES = {
@@ -104,11 +107,19 @@ def read_setting(word: Word, place: str) -> Iterator[Setting]:
 
 
 def program_of(command: Command) -> tuple[str, list[Word]]:
-    """Return the trainer that a command starts, or "", and its arguments."""
+    """Return the trainer that a command starts, or "", and its arguments.
+
+    A module counts behind ``-m`` or an unknown word, not as an argument of grep.
+    """
+    before = "-m"
     for i, word in enumerate(command.words):
         module = word.text.removeprefix("-m")
+        starts = re.fullmatch(rf"-\w*m|--module|.*{OPEN}.*", before) or module != word.text
+        before = word.text
         if module.endswith(".py"):
             module = module.removesuffix(".py").replace("/", ".")
+        elif not starts:
+            continue
         for program in PROGRAMS:
             if f".{module}".endswith(f".{program}"):
                 return program, list(command.words[i + 1 :])

@@ -25,6 +25,7 @@ EXPANSIONS = ("simple_expansion", "expansion")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
 PRINTS = ("echo", "printf")
+LOCAL = re.compile(r"\b(?:local|declare|typeset)\s+(?:-\w+\s+)*(\w+)")
 
 
 class Word(NamedTuple):
@@ -91,6 +92,12 @@ class Reader:
             self.assign(node)
         elif node.type == "command":
             self.command(node)
+        elif node.type in ("subshell", "command_substitution"):  # has variables of its own
+            before, self.values = self.values, self.values.new_child()
+            for child in node.children:
+                self.visit(child)
+            self.values = before
+            return
         elif node.type == "heredoc_body" and self.script.search(source_of(node)):
             self.read(re.sub(r"\\([\\$`])", r"\1", source_of(node)), self.line(node))
         for child in node.children:
@@ -107,7 +114,10 @@ class Reader:
                 self.values = results[-1]
             self.visit(child)
         self.values = before
-        for name in {name for result in results[1:] for name in result.maps[0]}:
+        names = {name for result in results[1:] for name in result.maps[0]}
+        if node.type == "function_definition":
+            names -= {*LOCAL.findall(source_of(node))}
+        for name in names:
             options = [result.get(name, []) for result in results]
             words = [*dict.fromkeys(word for option in options for word in option)][:MOST]
             sure = [all(word in option for option in options) for word in words]
@@ -151,9 +161,8 @@ class Reader:
 
     def arguments(self, node: Any) -> list[Word]:
         """Return the words that a command gets from a node."""
-        inner = node.children[0] if node.type == "command_name" else node
-        if node.type == "string" and node.child_count == 3:
-            inner = node.children[1]
+        node = node.children[0] if node.type == "command_name" else node
+        inner = node.children[1] if node.type == "string" and node.child_count == 3 else node
         if inner.type in EXPANSIONS and len(node.text) - len(inner.text) in (0, 2):
             words = self.value(inner)
             return words if node.type == "string" else [x for word in words for x in word.fields()]

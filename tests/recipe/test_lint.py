@@ -83,7 +83,12 @@ SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pre
         (f"for p in 2 .5; do\n{MAIN} {R}.top_p=$p\ndone", []),
         (f'P=3\nrun() {{\n  local P=$1; shift\n  {MAIN} {R}.top_p=$P {TYPO} "$@"\n}}', [4]),
         (f'if [ $1 ]; then\n  M=({TYPO})\nfi\n{MAIN} "${{M[@]}}"', [2]),
+        (f'CMD=({MAIN})\nCMD+=({TYPO})\n"${{CMD[@]}}"', [2]),
+        (f"P=.5\nf() {{\n  local P=3\n}}\n(P=3)\nx=$(P=3; echo 1)\n{MAIN} {R}.top_p=$P", []),
         # several commands, other programs, texts that are scripts
+        (f"grep -r verl.trainer.main_ppo . {TYPO}", []),
+        (f"python3 -c 'import verl.trainer.main_ppo as m; m.main()' {TYPO}", []),
+        (f"{MAIN} --cfg job trainer.nnodes=1", []),
         (f"{MAIN} algorithm.adv_estimator=gae critic.model.path=m\n{MAIN} trainer.nnodes=1", []),
         (f"{MAIN} {A}.use_kl_loss=True\n{MAIN} {A}.kl_loss_coef=0.1", [2]),
         (SFT + f"{MAIN} {TYPO}", [2]),
