@@ -75,7 +75,7 @@ class Manifest(BaseModel):
     step: int | None = None
     model_path: str | None = None  # of a start model
     files: dict[str, str] = {}
-    accepted: list[str] = []
+    accepted: dict[str, str] = {}  # file: how it differs from the start model's
 
 
 def from_manifest(folder: Path, step: int) -> Checkpoint:

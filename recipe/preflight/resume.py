@@ -173,10 +173,21 @@ def steps_are_free(s: Setup) -> bool:
     )
 
 
+def lost(path: Path) -> str:
+    """Return the message about a file of a begun run that a check needs."""
+    return (
+        f"{path}: missing, so a resume cannot be compared with earlier steps. Restore it from a "
+        "copy, or choose another folder with recipe.run_dir=..."
+    )
+
+
 def same_prompts(s: Setup) -> Iterator[str]:
     """The templates are those of the run's earlier steps."""
     folder = s.folder
-    if not (folder.begun and folder.prompts.exists()):
+    if not folder.begun:
+        return
+    if not folder.prompts.exists():
+        yield lost(folder.prompts)
         return
     before, now = dict(Prompts.read(folder.prompts).bank), dict(s.prompts.bank)
     changed = [n for n in sorted({*before, *now}) if before.get(n) != now.get(n)]
@@ -190,10 +201,13 @@ def same_prompts(s: Setup) -> Iterator[str]:
 
 def same_functions(s: Setup) -> Iterator[str]:
     """The files of the user's verifiers, advantage, weight and loss are those of earlier steps."""
-    folder = s.folder
-    if not (folder.begun and folder.data_manifest.is_file()):
+    folder, now = s.folder, own_functions(s)
+    if not (folder.begun and now):
         return
-    before, now = read_json(folder.data_manifest).get("own_functions", {}), own_functions(s)
+    if not folder.data_manifest.is_file():
+        yield lost(folder.data_manifest)
+        return
+    before = read_json(folder.data_manifest).get("own_functions", {})
     if changed := [path for path in now if before.get(path, now[path]) != now[path]]:
         yield (
             f"recipe.run_dir={folder.root}: the file of {', '.join(changed)} has changed since the "

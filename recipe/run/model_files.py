@@ -107,8 +107,10 @@ def describe(model: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     computation(files["config.json"])  # its message names the file, the tokenizer's does not
     tokenizer = load_tokenizer(model)
     named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "unk")]
+    ids = tokenizer(PROBE)["input_ids"]
+    texts_of = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
     loaded = (
-        [tokenizer.get_vocab(), tokenizer(PROBE)["input_ids"]],
+        [tokenizer.get_vocab(), ids, texts_of],
         [control_tokens(tokenizer), named],
         getattr(tokenizer, "chat_template", None),
     )

@@ -87,9 +87,9 @@ def test_stale_rollouts_are_corrected_by_default(
 
 def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:
     for value, message in (
-        ("colocate_async.num_warmup_batches=1", "no effect with .*=recipe_sync"),
+        ("colocate_async.num_warmup_batches=3", "no effect with .*=recipe_sync"),
         ("colocate_async.num_warmup_batches=-1", "-1"),
-        ("separate_async.num_warmup_batches=1", "no effect with .*=recipe_sync"),
+        ("separate_async.num_warmup_batches=3", "no effect with .*=recipe_sync"),
     ):
         with pytest.raises(ConfigError, match=message):
             compose.compose_config("toy", [f"trainer.v1.{value}"])

@@ -467,6 +467,8 @@ def test_a_bank_that_changed_since_the_first_step_is_refused(config: Any, tmp_pa
     assert errors.startswith(f"recipe.augment.bank={bank}: the templates mine ")
     write("Solve: {question}")
     assert list(same_prompts(changed(config, augment))) == []
+    folder.prompts.unlink()  # the check does not vanish with its file
+    assert "prompts.yaml" in "".join(same_prompts(changed(config, augment)))
 
 
 def test_a_function_that_changed_since_the_first_step_is_refused(
@@ -484,6 +486,8 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
     folder.metrics.write_text('{"step": 1}\n')
     (text,) = same_functions(own)
     assert "the file of rated.check, rated.mine has changed" in text
+    folder.data_manifest.unlink()
+    assert str(folder.data_manifest) in "".join(same_functions(own))
 
 
 # ------------------------------------------------------------------------- the machine
