@@ -179,8 +179,8 @@ def from_row(row: Mapping[str, Any]) -> Question:
 
 
 def is_record(gold: str) -> bool:
-    """Return True for a JSON object, the gold of a verifier."""
-    return re.match(r'\{\s*"', gold) is not None
+    """Return True for an object in JSON's or Python's spelling, the gold of a verifier."""
+    return re.match(r"\{\s*[\"']", gold) is not None
 
 
 def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
