@@ -350,7 +350,7 @@ CLASS = "recipe.rollout.workers.GroupedAgentLoopManager"
         (ATTENTION + "=no_such_attention", "attn_implementation"),
         (ATTENTION + "=flex_attention", None),
         (ATTENTION + "=kernels-community/flash-attn", None),
-        ("trainer.rollout_data_dir=/tmp/made/by/the/run", None),
+        ("trainer.rollout_data_dir=made/by/the/run", None),
     ],
 )
 def test_what_a_key_names_exists(toy: Any, tmp_path: Path, changes: str, named: str | None) -> None:
