@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import FileError, digests, read_json, write_json
+from prompt_aug.base.files import FileError, digests, read_json, sha256, write_json
 from prompt_aug.prepare.__main__ import build_parser, choose
 from prompt_aug.prepare.__main__ import main as prepare
 from prompt_aug.prepare.sources import KINDS
@@ -97,8 +97,13 @@ def prepared(data: str, options: Sequence[str]) -> Path:
 
 
 def _whole(out: Path) -> bool:
-    """Return True if the preparation of OUT and of its held-out questions has ended."""
-    return all(file.exists() for file in (out, held_out_of(out), manifest_of(out)))
+    """Return True if OUT and its held-out questions are as their preparation left them."""
+    try:
+        made = read_json(manifest_of(out))
+        files = {out: made["sha256"], held_out_of(out): made["held_out_sha256"]}
+    except (FileError, KeyError, TypeError):
+        return False
+    return all(file.exists() and sha256(file) == digest for file, digest in files.items())
 
 
 def _is_of(out: Path, record: Mapping[str, Any]) -> bool:
