@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from eval import EvaluationError
-from eval.benchmarks import LoadedBenchmark
-from eval.checkpoints import Checkpoint
-from eval.endpoint import Server
-from eval.engine import Request, SampleKey
-from eval.samples import Sample, SampleFiles
-from eval.score import TOO_LONG, combine, order_of, question_key, score_benchmark
-from eval.session import Session, signature
-from eval.settings import Settings, benchmark_identity, folder_name, shared_identity
+from eval.ask.benchmarks import LoadedBenchmark
+from eval.ask.checkpoints import Checkpoint
+from eval.ask.endpoint import Server
+from eval.ask.engine import Request, SampleKey
+from eval.ask.samples import Sample, SampleFiles
+from eval.ask.session import Session, signature
+from eval.ask.settings import Settings, benchmark_identity, folder_name, shared_identity
+from eval.scores.score import TOO_LONG, combine, order_of, question_key, score_benchmark
 from prompt_aug.base.files import FileError, lock, read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompt, Prompts

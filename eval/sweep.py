@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from eval import EvaluationError
-from eval.benchmarks import load, parse_request
-from eval.checkpoints import LARGE, Checkpoint, find, from_model, verify
+from eval.ask.benchmarks import load, parse_request
+from eval.ask.checkpoints import LARGE, Checkpoint, find, from_model, verify
+from eval.ask.endpoint import Server, connect
+from eval.ask.engine import check_hardware, prepare_environment
+from eval.ask.session import Session
+from eval.ask.settings import Settings, differences, from_run, presets
 from eval.command import run_command
-from eval.endpoint import Server, connect
-from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
-from eval.session import Session
-from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import (
     add_steps,
     at_least,
@@ -37,7 +37,7 @@ from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
 from prompt_aug.templates.rendering import Style
 from prompt_aug.typed import parse_yaml
-from recipe.run.evaluation import DType
+from recipe.config.evaluation import DType
 from recipe.run.folder import RunFolder, read_config, select
 
 WATCH_SECONDS = 30.0

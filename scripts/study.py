@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from eval.arms import key, lines_of, read_protocol
-from eval.report.data import choose_evaluation
-from eval.score import Scored
+from eval.scores.score import Scored
+from eval.show.arms import key, lines_of, read_protocol
+from eval.show.data import choose_evaluation
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import append_lines, sha256

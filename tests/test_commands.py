@@ -23,7 +23,7 @@ from page_commands import (
     write_files,
 )
 
-from eval.publish import check_asked
+from eval.show.publish import check_asked
 from prompt_aug.base.errors import UserError
 from prompt_aug.prepare import sources
 from prompt_aug.prepare.__main__ import check_paths, choose

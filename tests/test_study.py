@@ -15,8 +15,8 @@ import pytest
 import study
 from fake_engine import write_checkpoint
 
-from eval.arms import read_protocol
-from eval.compare import main as compare
+from eval.show.arms import read_protocol
+from eval.show.compare import main as compare
 from prompt_aug.base.files import read_lines, write_json, write_lines
 from recipe.run.folder import RunFolder
 

@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.typed import UNSET, adapter, problems
 from recipe.config.base import CONFIG, ROOT, base, default_values, flat, is_in, known_keys
+from recipe.config.evaluation import EvaluationSection
 from recipe.config.settings import Recipe
 from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
-from recipe.run.evaluation import EvaluationSection
 
 KEYS = CONFIG.parent / "preflight" / "keys.yaml"
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

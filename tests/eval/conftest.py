@@ -9,8 +9,8 @@ import pytest
 from fake_engine import Runner
 from tiny_model import save_tokenizer
 
-from eval.benchmarks import BenchmarkRequest, LoadedBenchmark, load
-from eval.checkpoints import from_model
+from eval.ask.benchmarks import BenchmarkRequest, LoadedBenchmark, load
+from eval.ask.checkpoints import from_model
 from prompt_aug.questions import make_question, write_parquet
 
 

@@ -9,10 +9,10 @@ import pytest
 from fake_engine import write_checkpoint
 
 from eval import EvaluationError
-from eval.arms import Contrast, Gate, compare_arms, gate_text, lines_of
-from eval.compare import main
-from eval.metrics import at_k, crossed, holm, no_signal
-from eval.report.data import scored_steps
+from eval.scores.metrics import at_k, crossed, holm, no_signal
+from eval.show.arms import Contrast, Gate, compare_arms, gate_text, lines_of
+from eval.show.compare import main
+from eval.show.data import scored_steps
 from prompt_aug.base.files import write_json, write_lines
 from recipe.run.folder import RunFolder
 

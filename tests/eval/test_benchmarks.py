@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from eval import EvaluationError
-from eval.benchmarks import (
+from eval.ask.benchmarks import (
     Benchmark,
     BenchmarkRequest,
     LoadedBenchmark,
@@ -71,7 +71,7 @@ def test_a_changed_hub_data_set_of_the_same_size_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = datasets.Dataset.from_list([{"problem": f"{i}?", "answer": "7"} for i in range(30)])
-    monkeypatch.setattr("eval.benchmarks.load_rows", lambda *_, **__: rows)
+    monkeypatch.setattr("eval.ask.benchmarks.load_rows", lambda *_, **__: rows)
     with pytest.raises(EvaluationError, match="aime25: the content of hub:"):
         load(BenchmarkRequest(name="aime25"), greedy=True)
 
@@ -158,7 +158,7 @@ def test_a_copy_of_a_known_benchmark_may_have_other_columns(
 ) -> None:
     columns = {"text": "task", "answer": "solution", "answer_from": "####", "level": "grade"}
     record = Benchmark(questions=1, hub="a/b", **columns)
-    monkeypatch.setattr("eval.benchmarks.known_benchmarks", lambda: {"known": record})
+    monkeypatch.setattr("eval.ask.benchmarks.known_benchmarks", lambda: {"known": record})
     for row in (
         {"task": "1 + 1?", "solution": "So #### 2"},
         {"problem": "1 + 1?", "answer": "So #### 2"},
@@ -184,7 +184,7 @@ def test_repeated_rows_are_samples_of_one_question(
     assert loaded("0012") == (3, 3, 1, 1)  # not all repeat
     assert loaded("001122", samples=5, max_questions=2) == (2, 3, 5, 1)
     record = Benchmark(questions=4, hub="a/b", samples=3)
-    monkeypatch.setattr("eval.benchmarks.known_benchmarks", lambda: {"known": record})
+    monkeypatch.setattr("eval.ask.benchmarks.known_benchmarks", lambda: {"known": record})
     assert loaded("0123" * 4, "known") == (4, 4, 4, 1)
     assert loaded("0012", "known") == (4, 4, 3, 0)  # as published
 

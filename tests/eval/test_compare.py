@@ -7,13 +7,13 @@ import pytest
 from fake_engine import changing, write_checkpoint
 
 from eval import EvaluationError
-from eval.checkpoints import from_manifest
-from eval.compare import compare, main, read_side
-from eval.metrics import paired
-from eval.report.data import collect, summary
-from eval.report.tables import chosen, headline
-from eval.selection import main as select
-from eval.selection import pick_checkpoint
+from eval.ask.checkpoints import from_manifest
+from eval.scores.metrics import paired
+from eval.show.compare import compare, main, read_side
+from eval.show.data import collect, summary
+from eval.show.selection import main as select
+from eval.show.selection import pick_checkpoint
+from eval.show.tables import chosen, headline
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder

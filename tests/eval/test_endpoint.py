@@ -10,9 +10,9 @@ from made_tokenizers import qwen_base
 from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
 
 from eval import EvaluationError
-from eval.endpoint import RemoteEngine, connect
-from eval.engine import Request, request_seed
-from eval.settings import Settings
+from eval.ask.endpoint import RemoteEngine, connect
+from eval.ask.engine import Request, request_seed
+from eval.ask.settings import Settings
 from eval.sweep import main
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines
@@ -27,7 +27,7 @@ SETTINGS = Settings(temperature=1.0, max_tokens=8, seed=3)
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    monkeypatch.setattr("eval.endpoint.load_tokenizer", lambda _: qwen_base())
+    monkeypatch.setattr("eval.ask.endpoint.load_tokenizer", lambda _: qwen_base())
 
 
 def completion(text: str, finish: str = "stop") -> Reply:

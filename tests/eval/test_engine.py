@@ -12,10 +12,10 @@ from made_tokenizers import qwen_base
 from transformers import AutoTokenizer
 
 from eval import EvaluationError
-from eval.checkpoints import Checkpoint
-from eval.engine import Engine, Request, check_hardware, precision
-from eval.session import Session, signature
-from eval.settings import Settings
+from eval.ask.checkpoints import Checkpoint
+from eval.ask.engine import Engine, Request, check_hardware, precision
+from eval.ask.session import Session, signature
+from eval.ask.settings import Settings
 from prompt_aug.base.files import write_json
 
 
@@ -38,8 +38,8 @@ def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> N
 def test_precision_on_a_cpu_is_that_of_the_weights_if_it_multiplies_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: Any, multiplies: bool, computed: str
 ) -> None:
-    monkeypatch.setattr("eval.engine.gpus_here", lambda: 0)
-    monkeypatch.setattr("eval.engine.multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr("eval.ask.engine.gpus_here", lambda: 0)
+    monkeypatch.setattr("eval.ask.engine.multiplies_bfloat16", lambda: multiplies)
     write_json(tmp_path / "config.json", {"dtype": "bfloat16"})
     assert precision(str(tmp_path), Settings(dtype=dtype)) == computed
 

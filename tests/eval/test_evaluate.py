@@ -14,11 +14,11 @@ from fake_engine import FakeEngine, Runner
 from omegaconf import OmegaConf
 
 from eval import EvaluationError
-from eval.benchmarks import LoadedBenchmark, known_benchmarks
-from eval.engine import Request
+from eval.ask.benchmarks import LoadedBenchmark, known_benchmarks
+from eval.ask.engine import Request
+from eval.ask.settings import Settings, from_run
 from eval.evaluate import Evaluation
-from eval.score import regrade
-from eval.settings import Settings, from_run
+from eval.scores.score import regrade
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, to_row

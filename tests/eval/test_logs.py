@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.report.__main__ import main
-from eval.report.data import collect
-from eval.report.logs import as_run, overrides, read_log
-from eval.report.tables import configurations_table
+from eval.show.data import collect
+from eval.show.logs import as_run, overrides, read_log
+from eval.show.report import main
+from eval.show.tables import configurations_table
 from prompt_aug.base.files import write_json
 from recipe.run.folder import read_config, read_metrics
 

@@ -16,8 +16,8 @@ from fake_engine import changing, write_checkpoint
 from huggingface_hub import ModelCard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eval.checkpoints import from_manifest
-from eval.publish import main
+from eval.ask.checkpoints import from_manifest
+from eval.show.publish import main
 from prompt_aug.base.files import write_json
 from prompt_aug.questions import make_question, write_parquet
 

@@ -17,11 +17,11 @@ import pytest
 from fake_engine import write_checkpoint
 
 from eval import EvaluationError
-from eval.metrics import Difference, Estimate
-from eval.report import figures, tables
-from eval.report.__main__ import build, main
-from eval.report.answers import rollouts, visible
-from eval.report.data import collect, summary
+from eval.scores.metrics import Difference, Estimate
+from eval.show import figures, tables
+from eval.show.answers import rollouts, visible
+from eval.show.data import collect, summary
+from eval.show.report import build, main
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import dump_lines
 

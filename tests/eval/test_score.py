@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from fake_engine import MODEL, changing, write_checkpoint
 
-from eval import EvaluationError, metrics
-from eval.engine import request_seed
-from eval.metrics import accuracy_interval, at_powers, majority, paired
-from eval.score import combine, is_close, main, regrade
+from eval import EvaluationError
+from eval.ask.engine import request_seed
+from eval.scores import metrics
+from eval.scores.metrics import accuracy_interval, at_powers, majority, paired
+from eval.scores.score import combine, is_close, main, regrade
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, wilson
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION

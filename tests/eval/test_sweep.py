@@ -10,10 +10,10 @@ import pytest
 from fake_engine import FakeEngine, reference
 
 from eval import EvaluationError, sweep
-from eval.benchmarks import BenchmarkRequest, LoadedBenchmark
-from eval.checkpoints import find, from_model, verify
-from eval.session import Session
-from eval.settings import Settings, differences, folder_name, from_run, presets, shared_identity
+from eval.ask.benchmarks import BenchmarkRequest, LoadedBenchmark
+from eval.ask.checkpoints import find, from_model, verify
+from eval.ask.session import Session
+from eval.ask.settings import Settings, differences, folder_name, from_run, presets, shared_identity
 from prompt_aug.base.files import digests, lock, read_json, write_json
 from prompt_aug.prompts import FORM
 from prompt_aug.templates import load_bank

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.benchmarks import LoadedBenchmark
-from eval.checkpoints import Checkpoint
-from eval.engine import Request
+from eval.ask.benchmarks import LoadedBenchmark
+from eval.ask.checkpoints import Checkpoint
+from eval.ask.engine import Request
+from eval.ask.samples import SampleFiles
+from eval.ask.session import Session
+from eval.ask.settings import Settings
 from eval.evaluate import Evaluation
-from eval.samples import SampleFiles
-from eval.score import combine, join, order_of, score
-from eval.session import Session
-from eval.settings import Settings
+from eval.scores.score import combine, join, order_of, score
 from prompt_aug.base.files import read_json, write_json, write_lines
 from prompt_aug.grading import VERSION
 from prompt_aug.prompts import Prompts

@@ -14,8 +14,8 @@ from saved_checkpoint import save_checkpoint
 from tiny_model import ALPHA, RANK, logits, save_tokenizer, tuned, untrained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.checkpoints import find, from_model
-from eval.checkpoints import verify as sweep_verify
+from eval.ask.checkpoints import find, from_model
+from eval.ask.checkpoints import verify as sweep_verify
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.turns import end_of_turn

@@ -8,7 +8,7 @@ import pytest
 import torch
 from page_commands import write_files
 
-from eval.benchmarks import load, parse_request
+from eval.ask.benchmarks import load, parse_request
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.config import show
 from recipe.config.compose import compose_config

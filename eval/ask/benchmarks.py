@@ -54,7 +54,7 @@ from prompt_aug.questions import (
     read_all,
 )
 from prompt_aug.typed import Part, Positive, Record, Several, Text, closest, parse_typed, read_typed
-from recipe.run.evaluation import BenchmarkRequest, Samples
+from recipe.config.evaluation import BenchmarkRequest, Samples
 
 KNOWN = Path(__file__).with_suffix(".yaml")
 FILES = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".parquet")

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from eval.checkpoints import Checkpoint
-from eval.engine import Engine, TokenIds
-from eval.settings import Settings
+from eval.ask.checkpoints import Checkpoint
+from eval.ask.engine import Engine, TokenIds
+from eval.ask.settings import Settings
 from prompt_aug.base.files import read_json
 from prompt_aug.base.progress import Progress
 from prompt_aug.base.tokenizers import load_tokenizer

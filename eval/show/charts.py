@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 
-from eval.report.figures import Curve, Figure, Panel
+from eval.show.figures import Curve, Figure, Panel
 
 # Okabe and Ito's palette, darkest first.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from eval import EvaluationError
 from eval.command import add_settings, run_command
-from eval.report.data import asked_differently, scored_steps
-from eval.score import Selection
+from eval.scores.score import Selection
+from eval.show.data import asked_differently, scored_steps
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet

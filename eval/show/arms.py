@@ -13,9 +13,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from eval import EvaluationError
-from eval.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
-from eval.score import Scored
-from eval.settings import SAMPLING, differences
+from eval.ask.settings import SAMPLING, differences
+from eval.scores.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
+from eval.scores.score import Scored
 from prompt_aug.base.estimates import FloatArray, Interval
 from prompt_aug.base.files import read_lines
 from prompt_aug.typed import Count, FileName, Positive, Record, Several, Text, read_typed, shown

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eval import EvaluationError
-from eval.checkpoints import Checkpoint
-from eval.engine import Request, TokenIds, request_seed
-from eval.settings import Settings
+from eval.ask.checkpoints import Checkpoint
+from eval.ask.engine import Request, TokenIds, request_seed
+from eval.ask.settings import Settings
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.turns import end_of_turn
-from recipe.run.evaluation import EvaluationSection
+from recipe.config.evaluation import EvaluationSection
 
 if TYPE_CHECKING:  # its import takes a second
     from prompt_aug.endpoint.client import Channel, Endpoint

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.report.data import CheckpointRow, RunData
+from eval.show.data import CheckpointRow, RunData
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 

@@ -17,13 +17,13 @@ import yaml
 from pydantic import BaseModel, Field
 
 from eval import EvaluationError
-from eval.benchmarks import LoadedBenchmark
+from eval.ask.benchmarks import LoadedBenchmark
 from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import Style, System, Turn
 from prompt_aug.typed import Positive, Text, parse_typed
-from recipe.run.evaluation import EvaluationSection, Samples
+from recipe.config.evaluation import EvaluationSection, Samples
 from recipe.run.folder import RunFolder, read_config, select
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # as vLLM names them

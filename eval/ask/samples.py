@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from eval import EvaluationError
-from eval.endpoint import RemoteEngine
-from eval.engine import SAMPLE_KEY, Engine, Request, SampleKey
+from eval.ask.endpoint import RemoteEngine
+from eval.ask.engine import SAMPLE_KEY, Engine, Request, SampleKey
 from prompt_aug.base.files import append_lines, iter_lines, read_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import adapter, problems

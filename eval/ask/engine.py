@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from eval import EvaluationError
-from eval.settings import SAMPLING, Settings
+from eval.ask.settings import SAMPLING, Settings
 from prompt_aug.base.files import read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.turns import end_of_turn

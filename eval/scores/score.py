@@ -17,10 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from eval import EvaluationError, metrics
+from eval import EvaluationError
+from eval.ask.engine import SAMPLE_KEY, SampleKey
+from eval.ask.samples import GRADE, OPEN, QUESTION, Sample, SampleFiles, read_records
 from eval.command import run_command
-from eval.engine import SAMPLE_KEY, SampleKey
-from eval.samples import GRADE, OPEN, QUESTION, Sample, SampleFiles, read_records
+from eval.scores import metrics
 from prompt_aug.base.commands import existing, make_parser, python_command
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
 from prompt_aug.base.files import read_json, write_json, write_lines

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from eval import EvaluationError
 from eval.command import add_settings, run_command
-from eval.report import charts, tables
-from eval.report.answers import archive, rollouts
-from eval.report.data import RunData, collect, summary
-from eval.report.figures import figures
-from eval.report.logs import as_run
-from eval.report.page import Page, results
+from eval.show import charts, tables
+from eval.show.answers import archive, rollouts
+from eval.show.data import RunData, collect, summary
+from eval.show.figures import figures
+from eval.show.logs import as_run
+from eval.show.page import Page, results
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import replacing, write_json, write_text

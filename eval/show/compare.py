@@ -19,15 +19,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eval import EvaluationError, arms
+from eval import EvaluationError
+from eval.ask.settings import differences
 from eval.command import add_settings, run_command
-from eval.metrics import Difference, Estimate, of_means, over_questions, paired
-from eval.report.answers import archive
-from eval.report.data import CheckpointRow, RunData, collect, question_means, scored_steps
-from eval.report.page import Block, Page
-from eval.report.tables import Table, interval, p_value, points, share
-from eval.score import Scored, require_one_grader
-from eval.settings import differences
+from eval.scores.metrics import Difference, Estimate, of_means, over_questions, paired
+from eval.scores.score import Scored, require_one_grader
+from eval.show import arms
+from eval.show.answers import archive
+from eval.show.data import CheckpointRow, RunData, collect, question_means, scored_steps
+from eval.show.page import Block, Page
+from eval.show.tables import Table, interval, p_value, points, share
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_text

@@ -20,10 +20,10 @@ import jinja2
 from markupsafe import Markup
 
 from eval import EvaluationError
-from eval.report import tables
-from eval.report.answers import Archive, packed
-from eval.report.data import RunData
-from eval.report.figures import Figure, logged, status_notes
+from eval.show import tables
+from eval.show.answers import Archive, packed
+from eval.show.data import RunData
+from eval.show.figures import Figure, logged, status_notes
 
 # Package and file of the JavaScript libraries, embedded as installed.
 LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
@@ -128,7 +128,7 @@ class Page:
         kind = "Training report" if any(r.metrics or r.config for r in self.runs) else "Comparison"
 
         def own(file: str) -> str:
-            return resources.files("eval.report").joinpath(file).read_text(encoding="utf-8")
+            return resources.files("eval.show").joinpath(file).read_text(encoding="utf-8")
 
         scripts = [own("report.js").strip(), *(library(*place).strip() for place in LIBRARIES)]
         metrics = logged(self.runs)

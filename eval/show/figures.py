@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.report.data import RunData, Series
+from eval.show.data import RunData, Series
 
 # The parts of a trainer step that follow one another, as timing_s/PART has them, with their labels.
 # Validation and saving are not among them: they are outside verl's timer of the step.

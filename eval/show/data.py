@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval import EvaluationError, metrics
-from eval.checkpoints import has_changed
-from eval.metrics import Difference, paired
-from eval.score import Scored, Selection, read_scores, require_one_grader
-from eval.settings import differences
+from eval import EvaluationError
+from eval.ask.checkpoints import has_changed
+from eval.ask.settings import differences
+from eval.scores import metrics
+from eval.scores.metrics import Difference, paired
+from eval.scores.score import Scored, Selection, read_scores, require_one_grader
 from prompt_aug.base.commands import python_command
 from prompt_aug.base.files import MissingFileError, read_text
 from prompt_aug.typed import parse_typed, parse_yaml

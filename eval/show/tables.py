@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from eval import metrics
-from eval.metrics import Difference, paired
-from eval.report.data import RunData, asked_differently, question_means
-from eval.report.figures import template_names
+from eval.scores import metrics
+from eval.scores.metrics import Difference, paired
+from eval.show.data import RunData, asked_differently, question_means
+from eval.show.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.progress import duration
 from recipe.run.folder import select

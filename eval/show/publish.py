@@ -18,11 +18,11 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from eval import EvaluationError
-from eval.checkpoints import from_manifest, verify
+from eval.ask.checkpoints import from_manifest, verify
 from eval.command import add_settings, run_command
-from eval.report import tables
-from eval.report.data import scored_steps
-from eval.score import Scored
+from eval.scores.score import Scored
+from eval.show import tables
+from eval.show.data import scored_steps
 from prompt_aug.base.commands import add_steps, existing, make_parser
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import read_json, write_text

@@ -1,0 +1,1 @@
+"""Benchmarks, settings, models and engines: all that makes samples."""

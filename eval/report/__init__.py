@@ -1,1 +1,0 @@
-"""The report of a run: ``python -m eval.report RUN``."""

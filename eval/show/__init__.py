@@ -1,0 +1,1 @@
+"""Reports, comparisons, selections and exports of scores."""
