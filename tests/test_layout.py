@@ -3,7 +3,8 @@
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ FORBIDDEN = {
     "recipe": {"eval"},
     "eval": {"recipe", "verl"},
 }
-ALLOWED = {"eval": "recipe.run"}  # of what is forbidden: the run folder, which both know
+# Of what is forbidden: the run folder and the section `eval`, which both know.
+ALLOWED = {"eval": ("recipe.run.", "recipe.config.evaluation.")}
 EVERYWHERE = {"examples", "scripts", "tests"}
 FILE_LINES = 520
 
@@ -42,11 +44,11 @@ def imports(source: str) -> Iterator[tuple[str, str | None, int]]:
 
 
 def wrong_imports(package: str, source: str) -> list[str]:
-    banned, allowed = FORBIDDEN[package] | EVERYWHERE, ALLOWED.get(package)
+    banned, allowed = FORBIDDEN[package] | EVERYWHERE, ALLOWED.get(package, ())
     result = {}
     for module, name, line in imports(source):
         full = f"{module}.{name}." if name else f"{module}."
-        if module.partition(".")[0] in banned and not (allowed and full.startswith(f"{allowed}.")):
+        if module.partition(".")[0] in banned and not full.startswith(allowed):
             result[module.partition(".")[0]] = line
     return [f"line {line}: {module}" for module, line in result.items()]
 
@@ -82,6 +84,7 @@ def test_only_files_of_that_name_start_ray_or_an_engine() -> None:
         ("prompt_aug", "import importlib\nimportlib.import_module('vllm.x')", ["line 2: vllm"]),
         ("eval", "from recipe.running import x", ["line 1: recipe"]),
         ("eval", "from recipe import run\nfrom recipe.run.folder import x", []),
+        ("eval", "import recipe.config.compose", ["line 1: recipe"]),
         ("recipe", "from eval.metrics import x", ["line 1: eval"]),
         ("recipe", "import examples.toy", ["line 1: examples"]),
         ("eval", "import evaluate\nmodel.eval()", []),
@@ -89,6 +92,42 @@ def test_only_files_of_that_name_start_ray_or_an_engine() -> None:
 )
 def test_the_import_check_sees_what_it_must(package: str, source: str, wrong: list[str]) -> None:
     assert wrong_imports(package, source) == wrong
+
+
+# ------------------------------------------------------------------------- rooms
+# A room is a file or folder of a folder; it stands one floor above all rooms that it imports.
+
+
+def rooms(folder: Path) -> dict[str, set[str]]:
+    """The rooms of a folder, with those that each imports."""
+    package = ".".join(folder.relative_to(ROOT).parts) + "."
+    graph: dict[str, set[str]] = {path.stem: set() for path in folder.iterdir()}
+    for path in folder.rglob("*.py"):
+        room = graph[name := path.relative_to(folder).parts[0].removesuffix(".py")]
+        for module, taken, _ in imports(path.read_text("utf-8")):
+            if f"{module}.".startswith(package):
+                other = f"{module}.{taken}".removeprefix(package).partition(".")[0]
+                room.add(other if other in graph else "__init__")
+        room.discard(name)
+    return graph
+
+
+def floors(graph: Mapping[str, set[str]]) -> int:
+    """The number of floors. Raises CycleError if an import runs upwards."""
+    floor: dict[str, int] = {}
+    for room in TopologicalSorter(graph).static_order():
+        floor[room] = 1 + max((floor[other] for other in graph[room]), default=0)
+    return max(floor.values())
+
+
+def test_no_import_runs_upwards_and_eval_has_few_floors_and_arrows() -> None:
+    for folder in {path.parent for path in sources()}:
+        floors(rooms(folder))
+    graph = rooms(ROOT / "eval")
+    assert graph["sweep"] == {"ask", "evaluate", "workers"}
+    assert floors(graph) <= 5 and sum(map(len, graph.values())) <= 15
+    with pytest.raises(CycleError):
+        floors({**graph, "ask": {"sweep"}})
 
 
 # ------------------------------------------------------------------------- locks

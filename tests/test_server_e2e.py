@@ -50,7 +50,7 @@ def serving_model(model: Path, name: str, log: Path, length: int = 512) -> Itera
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--max-model-len", str(length), "--enforce-eager"]
-    # A seeded request with a split prompt kills a CPU server: see eval.engine.
+    # A seeded request with a split prompt kills a CPU server: see eval.ask.engine.
     command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, length))]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **CPU})

@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from eval import EvaluationError
+from prompt_aug.base.errors import UserError
 from prompt_aug.grading.grader import LETTERS
 from prompt_aug.prepare.sources import (
     IN_YAML,
@@ -116,25 +116,25 @@ class LoadedBenchmark:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    benchmark = read_typed(path, Benchmark, EvaluationError)
+    benchmark = read_typed(path, Benchmark, UserError)
     file = benchmark.file and str((path.parent / benchmark.file).resolve())
     return benchmark.model_copy(update={"file": file})
 
 
 @functools.cache
 def known_benchmarks() -> Mapping[str, Benchmark]:
-    return read_typed(KNOWN, dict[str, Benchmark], EvaluationError)
+    return read_typed(KNOWN, dict[str, Benchmark], UserError)
 
 
 def parse_request(text: str) -> BenchmarkRequest:
     """Parse NAME, NAME=PATH or NAME=PATH:SAMPLES. `load` rejects an unknown NAME."""
     stem, file = Path(text).stem, Path(text).suffix in FILES
     if file and "=" not in text:
-        raise EvaluationError(f"--benchmark {text}: a file. Give it a name: {stem}={text}")
+        raise UserError(f"--benchmark {text}: a file. Give it a name: {stem}={text}")
     match = re.fullmatch(r"([^=]+)(?:=(.*?)(?::(\d+))?)?", text)
     name, path, samples = match.groups() if match else (text, None, None)
     record = {"name": name, "path": path, "samples": samples and int(samples)}
-    return parse_typed(record, BenchmarkRequest, f"benchmark {text!r}", EvaluationError)
+    return parse_typed(record, BenchmarkRequest, f"benchmark {text!r}", UserError)
 
 
 def load(
@@ -151,12 +151,12 @@ def load(
     """
     name, path = request.name, None if request.path is None else Path(request.path)
     if name.endswith(FILES):  # as scores.json, which lies beside the folders of the benchmarks
-        raise EvaluationError(f"benchmark {name}: the name of a file. Choose another: NAME={path}")
+        raise UserError(f"benchmark {name}: the name of a file. Choose another: NAME={path}")
     record = ours = known_benchmarks().get(name)
     if path is not None and path.suffix in (".yaml", ".yml"):
         record, path = read_benchmark(path), None
     if record is None and path is None:
-        raise EvaluationError(
+        raise UserError(
             f"unknown benchmark {name!r}{closest(name, known_benchmarks()) or ':'} Write NAME=PATH "
             f"or NAME=PATH:SAMPLES, or a known name: {', '.join(known_benchmarks())}"
         )
@@ -168,13 +168,13 @@ def load(
         counted = [(question, 1) for question in rows]  # its published denominator
     questions, repeats = [question for question, _ in counted], min(n for _, n in counted)
     if record is not None and len(questions) != record.questions:
-        raise EvaluationError(
+        raise UserError(
             f"{name} has {record.questions} questions, but {source} has {len(questions)}: use "
             "another name, or the right file"
         )
     allowed, digest = benchmark.digests(local=path is not None), content_digest(questions)
     if allowed and digest not in allowed:
-        raise EvaluationError(
+        raise UserError(
             f"{name}: the content of {source} has the digest {digest} and not "
             f"{' or '.join(sorted(d[:12] for d in allowed))}: its questions or answers have "
             "changed. Use the published file, or another name: --benchmark NAME=PATH"
@@ -202,7 +202,7 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
     """Read `path`, or the benchmark's own file or hub data set."""
     file = path or (Path(benchmark.file) if benchmark.file else None)
     if file is not None and not file.exists():
-        raise EvaluationError(f"benchmark {name}: {file} does not exist")
+        raise UserError(f"benchmark {name}: {file} does not exist")
     source = str(file or benchmark.hub)
     try:
         rows = load_rows(source, benchmark.config, benchmark.split, revision=benchmark.revision)
@@ -213,7 +213,7 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
         return read_all(rows, functools.partial(_question, columns, benchmark, name), source)
     except (SourceError, QuestionError) as error:
         reason = str(error) if file else f"{error} (give a file: --benchmark {name}=PATH)"
-        raise EvaluationError(f"benchmark {name}: {reason}") from error
+        raise UserError(f"benchmark {name}: {reason}") from error
 
 
 def _of_copy(benchmark: Benchmark, names: Collection[str]) -> Benchmark:

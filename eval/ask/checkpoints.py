@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from eval import EvaluationError
 from prompt_aug.base.commands import python_command
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import read_typed
@@ -49,18 +49,23 @@ class Checkpoint:
         return re.sub(r"[^\w.-]+", "--", own, flags=re.ASCII).strip(".-") or "model"
 
 
-def find(run: Path, steps: Sequence[int] | None = None) -> list[Checkpoint]:
-    """Return the run's finished exports by step: those with a manifest.json. None: all steps."""
+def find(
+    run: Path, steps: Sequence[int] | None = None, *, partial: bool = False
+) -> list[Checkpoint]:
+    """Return the run's finished exports by step: those with a manifest.json. None: all steps.
+
+    Raises UserError if one of `steps` or all are missing, unless `partial`.
+    """
     exports = RunFolder(run).exports
     folders = numbered(exports, "step_")
     finished = {step: path for step, path in folders.items() if (path / MANIFEST).exists()}
     missing = sorted(set(steps or ()) - set(finished))
-    if missing or not finished:
+    if not partial and (missing or not finished):
         saved = sorted(numbered(RunFolder(run).checkpoints, CHECKPOINT))
         remedy = f"Run `{python_command('recipe.export', run)}`."
         if set(missing) - {0, *saved}:
             remedy = f"Name other steps: {saved} are saved."
-        raise EvaluationError(
+        raise UserError(
             f"{exports} has no finished export (step_N with a {MANIFEST}) of the steps "
             f"{missing or 'all'}: {list(finished)}. {remedy}"
         )
@@ -79,9 +84,9 @@ class Manifest(BaseModel):
 
 
 def from_manifest(folder: Path, step: int) -> Checkpoint:
-    manifest = read_typed(folder / MANIFEST, Manifest, EvaluationError)
+    manifest = read_typed(folder / MANIFEST, Manifest, UserError)
     if manifest.step not in (None, step):
-        raise EvaluationError(f"{folder / MANIFEST} is not the manifest of step {step}")
+        raise UserError(f"{folder / MANIFEST} is not the manifest of step {step}")
     elsewhere, files = manifest.model_path, manifest.files
     model = (folder / elsewhere).resolve() if elsewhere else folder
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
@@ -96,7 +101,7 @@ def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
     An export that was deleted, or that names the start model by its hub id, has not changed.
     """
     path = folder / MANIFEST
-    files = read_typed(path, Manifest, EvaluationError).files if path.is_file() else {}
+    files = read_typed(path, Manifest, UserError).files if path.is_file() else {}
     return bool(files) and _identity(files) != identity
 
 
@@ -105,10 +110,10 @@ def from_model(model: str) -> Checkpoint:
     folder = Path(model)
     if not folder.exists():
         if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
-            raise EvaluationError(f"model folder {model} does not exist")
+            raise UserError(f"model folder {model} does not exist")
         return Checkpoint(step=None, model=model, identity={"model": model})
     if why := model_files.lacks_weights(folder):
-        raise EvaluationError(f"--model={model}: {why}. Copy or download the whole folder.")
+        raise UserError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
         files = {path.name: sha256(path) for path in _model_files(folder)}
     own: dict[str, Any] = {"model": model, "identity": _identity(files), "files": files}
@@ -136,7 +141,7 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
         listed = {*checkpoint.files, MANIFEST}
         problems += [f"{p.name} was added" for p in _model_files(folder) if p.name not in listed]
     if problems:
-        raise EvaluationError(
+        raise UserError(
             f"{checkpoint.name}: {folder} differs from its manifest: {'; '.join(problems[:5])}. "
             "Delete the exported folder and run recipe.export again (step 0: restore the start "
             "model)"

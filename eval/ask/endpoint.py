@@ -10,19 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eval import EvaluationError
 from eval.ask.checkpoints import Checkpoint
 from eval.ask.engine import Request, TokenIds, request_seed
 from eval.ask.settings import Settings
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.turns import end_of_turn
-from recipe.config.evaluation import EvaluationSection
+from recipe.config.evaluation import SAMPLING
 
 if TYPE_CHECKING:  # its import takes a second
     from prompt_aug.endpoint.client import Channel, Endpoint
 
 TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
+STANDARD = ("temperature", "top_p")  # of OpenAI's parameters; others are extensions
 VLLM = "vllm"  # `owned_by` in its list of models
 
 
@@ -36,9 +37,9 @@ class Server:
     models: dict[str, dict[str, Any]]
 
     def checkpoint(self, model: str, tokenizer: str | None) -> Checkpoint:
-        """Return the model that is served as `model`. Raises EvaluationError if there is none."""
+        """Return the model that is served as `model`. Raises UserError if there is none."""
         if model not in self.models:
-            raise EvaluationError(
+            raise UserError(
                 f"--model {model}: the endpoint does not serve it. Name one of: "
                 f"{', '.join(sorted(self.models)) or 'none'}."
             )
@@ -68,7 +69,7 @@ def connect(url: str, concurrency: int, budget: Budget, settings: Settings) -> S
     try:
         models = asyncio.run(listed())
     except Failure as failure:
-        raise EvaluationError(
+        raise UserError(
             f"--endpoint {url}: {failure.line}. Check the address and that the server has started."
         ) from failure
     return Server(endpoint=endpoint, budget=budget, settings=settings, models=models)
@@ -99,14 +100,12 @@ class RemoteEngine:
             "model": self._listed["id"],
             "prompt": list(ids),
             "max_tokens": min(settings.max_tokens, self._context - len(ids)),
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
             "seed": request_seed(settings.seed, request.key[0], request.key[2]),
         }
-        plain = EvaluationSection()
-        for name in ("top_k", "min_p", "repetition_penalty"):
-            if self._vllm or getattr(settings, name) != getattr(plain, name):
-                body[name] = getattr(settings, name)
+        for name in SAMPLING:
+            value = getattr(settings, name)
+            if self._vllm or name in STANDARD or value != Settings.model_fields[name].default:
+                body[name] = value
         if self._vllm:  # it would drop tags that are special tokens, and the ends of a turn
             body |= {"skip_special_tokens": False, "stop_token_ids": sorted(self._end.ids)}
         if self._vllm and request.stop:
@@ -152,7 +151,7 @@ class RemoteEngine:
             return
         if failed and not channel.stopped:
             message = f"{len(failed)} requests failed, the last of {failed[-1]}"
-            channel.stop(EvaluationError(f"{endpoint.base_url}: {message}. Run the command again."))
+            channel.stop(UserError(f"{endpoint.base_url}: {message}. Run the command again."))
         arrived.put_nowait(channel.stopped)
 
     async def _response(

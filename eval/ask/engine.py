@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from eval import EvaluationError
-from eval.ask.settings import SAMPLING, Settings
+from eval.ask.settings import Settings
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.turns import end_of_turn
+from recipe.config.evaluation import SAMPLING
 from recipe.run import environment
 from recipe.run.host import gpus_here, multiplies_bfloat16
 from recipe.run.model_files import unsupported_head
@@ -50,16 +51,6 @@ def request_seed(seed: int, uid: str, sample: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def check_hardware(settings: Settings) -> None:
-    """Reject more GPUs than the machine has. vLLM would wait for them forever."""
-    wanted = settings.tensor_parallel
-    if wanted > 1 and (gpus := environment.gpu_count()) < wanted:
-        raise EvaluationError(
-            f"--tensor-parallel {wanted} needs as many GPUs, this machine shows {gpus}: omit the "
-            "option, or check CUDA_VISIBLE_DEVICES"
-        )
-
-
 def check_heads(model: str) -> None:
     """Reject a model with attention heads that vLLM does not support on a CPU."""
     from transformers import AutoConfig
@@ -67,7 +58,7 @@ def check_heads(model: str) -> None:
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if why := unsupported_head(size):
-        raise EvaluationError(f"--model={model}: {why}. Choose another model, or use a GPU.")
+        raise UserError(f"--model={model}: {why}. Choose another model, or use a GPU.")
 
 
 def prepare_environment(model: str) -> None:
@@ -208,7 +199,7 @@ class Engine:
             engine.collective_rpc(_pack_head_again)
         # vLLM's prefix cache is keyed by tokens alone: it would return values of the old weights.
         if not self._llm.reset_prefix_cache():
-            raise EvaluationError("vLLM could not clear its prefix cache: requests are open")
+            raise UserError("vLLM could not clear its prefix cache: requests are open")
 
     def facts(self) -> dict[str, Any]:
         """Return what a response may depend on, apart from the settings."""

@@ -8,15 +8,17 @@ the engine. Samples of other weights are ignored; a sweep rejects another `root`
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from eval import EvaluationError
+from eval.ask.checkpoints import Checkpoint
 from eval.ask.endpoint import RemoteEngine
 from eval.ask.engine import SAMPLE_KEY, Engine, Request, SampleKey
+from eval.ask.settings import differences
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import append_lines, iter_lines, read_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import adapter, problems
@@ -51,12 +53,12 @@ GRADE = (*SAMPLE_KEY, "correct", "extracted", "status")
 
 
 def read_records(path: Path, keys: Sequence[str], first: int = 1) -> list[dict[str, Any]]:
-    """Return the records of a file from line `first`. Raises EvaluationError for a damaged one."""
+    """Return the records of a file from line `first`. Raises UserError for a damaged one."""
     check, records = adapter(Line), read_lines(path)[first - 1 :]
     for number, record in enumerate(records, start=first):
         lacking = [f"{key}: not set" for key in keys if key not in record]
         for problem in (*lacking, *problems(check, record).values()):
-            raise EvaluationError(
+            raise UserError(
                 f"{path}, line {number}: {problem.rstrip('.')}. Correct or delete the line, then "
                 "run eval.sweep again."
             )
@@ -65,6 +67,25 @@ def read_records(path: Path, keys: Sequence[str], first: int = 1) -> list[dict[s
 
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
 Sample = Mapping[str, Any]
+
+
+def check_owner(folder: BenchmarkFolder, checkpoint: Checkpoint) -> None:
+    """Reject a folder with the samples of another model of the same name, as two runs' step_100.
+
+    A run's own step may be exported again with other weights: its samples are then made anew.
+    """
+    for file in folder.sample_files() if checkpoint.step is None else ():
+        head = next(iter_lines(file), {})
+        changed = differences(head.get("model", checkpoint.identity), checkpoint.identity)
+        changed = [line for line in changed if not line.startswith("endpoint:")]  # as a port
+        # One name may be served with new weights; vLLM reports their folder as `root`.
+        if checkpoint.root and (root := head.get("engine", {}).get("root")):
+            changed += differences({"root": root}, {"root": checkpoint.root})
+        if changed:
+            raise UserError(
+                f"{folder.root} has samples of another model named {checkpoint.name} "
+                f"({'; '.join(changed)}). Choose another --out for this one."
+            )
 
 
 class SampleFiles:
@@ -84,6 +105,16 @@ class SampleFiles:
                 for line in read_records(path, SAMPLE, first=2):
                     samples.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
         return samples
+
+    def complete(
+        self, requests: Sequence[Request], open_engine: Callable[[], Engine | RemoteEngine]
+    ) -> dict[SampleKey, Sample]:
+        """Generate the samples of `requests` that are missing; return all."""
+        made = self.load()
+        if missing := [request for request in requests if request.key not in made]:
+            self.generate(open_engine(), missing)
+            made = self.load()
+        return made
 
     def append(self, samples: Iterable[Sample], engine: Mapping[str, Any]) -> None:
         """Append samples to this worker's file and flush them to disk."""
@@ -107,4 +138,4 @@ class SampleFiles:
                 if batch:
                     self.append(batch, facts)
         if done != len(requests):
-            raise EvaluationError(f"{len(requests)} prompts gave {done} completions")
+            raise UserError(f"{len(requests)} prompts gave {done} completions")

@@ -8,22 +8,18 @@ as transformers loads it from disk.
 
 import contextlib
 import gc
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eval.ask.checkpoints import Checkpoint
+from eval.ask.checkpoints import Checkpoint, verify
 from eval.ask.engine import Engine, TokenIds
 from eval.ask.settings import Settings
-from prompt_aug.base.files import read_json
 from prompt_aug.base.progress import Progress
 from prompt_aug.base.tokenizers import load_tokenizer
-from prompt_aug.turns import end_of_turn
+from recipe.run.host import multiplies_bfloat16
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]
@@ -31,38 +27,23 @@ PROBES, PROBE_TOKENS = 4, 64
 # A reload is rejected if its mean distance to transformers exceeds three times that of the freshly
 # started engine plus this slack: the rounding of one more sum in that precision. Nats per token.
 SLACK = {"float32": 1e-5, "bfloat16": 2e-3, "float16": 1e-3}
-VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # no engine reads them
-
-
-def signature(model: str, tokenizer: Any) -> str:
-    """Return the same text for two models whose weights fit into the same engine.
-
-    It covers configuration, generation configuration (stop tokens) and tokenizer. A hub id is its
-    own signature, because no file of it can be compared.
-    """
-    if not (Path(model) / "config.json").is_file():
-        return model
-    parts: list[Any] = []
-    for path in (Path(model) / "config.json", Path(model) / "generation_config.json"):
-        content = read_json(path) if path.is_file() else {}
-        parts.append({k: v for k, v in content.items() if k not in VOLATILE})
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts.append(backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()))
-    parts.append(sorted(end_of_turn(tokenizer).ids))
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def reference_log_probabilities(
     model: str, prompts: Sequence[TokenIds], dtype: str
 ) -> list[list[float]]:
-    """Compute `Engine.log_probabilities` with transformers on the CPU."""
+    """Compute `Engine.log_probabilities` with transformers on the CPU.
+
+    A processor without products of bfloat16 computes in float32, which is many times faster there.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    precision = getattr(torch, dtype) if multiplies_bfloat16() else torch.float32
     network = AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype), trust_remote_code=False
+        model, dtype=precision, trust_remote_code=False
     ).eval()
     rows = []
     with torch.inference_mode():
@@ -98,13 +79,14 @@ class Session:
         self, checkpoint: Checkpoint, kind: str, context: int, prompts: Sequence[TokenIds]
     ) -> Engine:
         """Return an engine with the weights of `checkpoint`; a reload is verified on `prompts`."""
-        model, engine = checkpoint.model, self._engine
-        if engine is not None and kind == self._signature and context <= self._context:
-            probes = [ids[:PROBE_TOKENS] for ids in prompts[:PROBES]]
-            if model == self._model or (
-                self._settings.reload_weights and self._swap(engine, model, probes)
-            ):
-                return engine
+        model, fits = checkpoint.model, kind == self._signature and context <= self._context
+        engine = self._engine if fits else None
+        if engine and model == self._model:
+            return engine
+        verify(checkpoint)
+        probes = [ids[:PROBE_TOKENS] for ids in prompts[:PROBES]]
+        if engine and self._settings.reload and self._swap(engine, model, probes):
+            return engine
         self.__exit__()
         with Progress("start the engine"):
             engine = self._stack.enter_context(self._open(model, self._settings, context))

@@ -4,6 +4,7 @@ The digest of everything that can change a response is part of the folder's name
 are evaluated in another folder.
 """
 
+import argparse
 import dataclasses
 import hashlib
 import json
@@ -11,43 +12,41 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from eval import EvaluationError
 from eval.ask.benchmarks import LoadedBenchmark
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import Style, System, Turn
-from prompt_aug.typed import Positive, Text, parse_typed
-from recipe.config.evaluation import EvaluationSection, Samples
+from prompt_aug.typed import Positive, Text, parse_typed, shown
+from recipe.config.evaluation import EvaluationSection, Samples, Shared, option
 from recipe.run.folder import RunFolder, read_config, select
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # as vLLM names them
 
 
 class Settings(EvaluationSection):
     """One evaluation: the section `eval`, how prompts are rendered, how the engine runs.
 
-    `samples` per question; None: those of the request or the benchmark. With `reload_weights` one
-    engine serves all checkpoints.
+    `samples` None: those of the request or the benchmark. The identity has the digest of the
+    template, not `bank`.
     """
 
-    bank: Text | None = None
-    style: Style = "auto"
-    chat: dict[str, Any] = Field(default_factory=dict)
+    bank: Shared[Text | None] = option(None, "template bank file")
+    style: Style = option("auto", "how a prompt is made of a template")
+    chat: dict[str, Any] = option({}, "arguments of the chat template: '{enable_thinking: false}'")
     instruction: Turn = "system"
     system: System = "row"
-    samples: Samples | None = None
-    tensor_parallel: Positive = 1
-    reload_weights: bool = True
+    samples: Shared[Samples | None] = option(None, "per question (default: the benchmark's)")
+    tensor_parallel: Shared[Positive] = option(1, "GPUs of one engine")
+    reload: Shared[bool] = option(True, "start an engine for every checkpoint")
 
     def replaced(self, **changes: Any) -> "Settings":
-        """Return a copy with validated changes. Raises EvaluationError."""
-        return parse_typed({**dict(self), **changes}, Settings, "evaluation", EvaluationError)
+        """Return a copy with validated changes. Raises UserError."""
+        return parse_typed({**dict(self), **changes}, Settings, "evaluation", UserError)
 
     @property
     def form(self) -> Form:
@@ -89,7 +88,32 @@ def from_run(run: Path) -> Settings:
         form = {**augment, "chat": select(config, "data.apply_chat_template_kwargs")}
     section = {**section, **{key: form[key] for key in ("bank", *FORM) if key in form}}
     given = {key: value for key, value in section.items() if value is not None}
-    return parse_typed(given, Settings, f"{RunFolder(run).config}, section eval", EvaluationError)
+    return parse_typed(given, Settings, f"{RunFolder(run).config}, section eval", UserError)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting with a description; for a switch, one that turns it off."""
+    for name, field in Settings.model_fields.items():
+        if text := field.description:
+            off = "no-" if field.annotation is bool else ""
+            if not off and field.default not in (None, (), {}):
+                text += f" (default: the run's, or {shown(field.default)})"
+            option = f"--{off}{name.replace('_', '-')}"
+            parser.add_argument(option, dest=name, help=text, **_parsing(field.annotation))
+
+
+def _parsing(kind: Any) -> dict[str, Any]:
+    """Return how argparse reads a value of the type `kind`; a section is read by the caller."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is bool:
+        return {"action": "store_false", "default": None}
+    if origin is Literal:
+        return {"choices": inner}
+    if origin is dict:
+        return {"metavar": "{KEY: VALUE}"}
+    if origin is tuple:
+        return {"action": "append"}
+    return _parsing(inner[0]) if inner else {"type": kind}  # of X | None, or Annotated[X, ...]
 
 
 @cache
@@ -98,18 +122,9 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
-    """Return everything that can change a response, except the model and the questions.
-
-    The number of samples is not part of it, because a sample's seed does not depend on it.
-    """
-    keys = (*SAMPLING, "stop", "system_prompt", "max_tokens", "seed", "dtype", "max_model_len")
-    return {
-        "template": settings.template,
-        **dataclasses.asdict(settings.form),
-        "template_sha256": _digest(template),
-        **{key: getattr(settings, key) for key in keys},
-        "stop": list(settings.stop),
-    }
+    """Return everything that can change a response, except the model and the questions."""
+    form = dataclasses.asdict(settings.form)
+    return {**settings.model_dump(mode="json"), **form, "template_sha256": _digest(template)}
 
 
 def folder_name(identity: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ grader. It needs no model and no engine.
 import argparse
 import hashlib
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,14 +16,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from eval import EvaluationError
 from eval.ask.engine import SAMPLE_KEY, SampleKey
+from eval.ask.questions import TOO_LONG, Lines
 from eval.ask.samples import GRADE, OPEN, QUESTION, Sample, SampleFiles, read_records
-from eval.command import run_command
 from eval.scores import metrics
 from prompt_aug.base.commands import existing, make_parser, python_command
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, powers
-from prompt_aug.base.files import read_json, write_json, write_lines
+from prompt_aug.base.files import FileError, read_json, read_lines, write_json, write_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.extraction import BESIDE, extraction, verdicts
 from prompt_aug.grading import VERSION, Grade, grade_many, normal_form
@@ -39,17 +38,13 @@ from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
 from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
-Lines = list[dict[str, Any]]
 REFLECTION = ("rethink", "recheck", "recalculate")  # counted by arXiv 2504.20571, Figure 4
-# A prompt that leaves no room for a response is not asked. Its samples count as wrong, so the
-# denominator does not change.
-TOO_LONG = "prompt_too_long"
 # A gold with a decimal point or a power of ten is a measurement, any other is exact.
 MEASURED = re.compile(r"\d\.\d|\.\d|\d[eE][-+]?\d|10\s*\^")
 UNASKED = {"tokens": 0, "finish_reason": TOO_LONG, "correct": False, "status": TOO_LONG}
 
 
-def question_key(question: Mapping[str, Any], sample: int) -> SampleKey:
+def _key(question: Mapping[str, Any], sample: int) -> SampleKey:
     return question["uid"], question["prompt_sha256"], sample
 
 
@@ -66,12 +61,12 @@ def grade_samples(
     of a decimal gold counts as right. A question with a `row` is graded by its verifier.
     """
     wanted: dict[SampleKey, Mapping[str, Any]] = {
-        question_key(question, sample): question
+        _key(question, sample): question
         for question in questions
         for sample in range(settings["samples"] if question["asked"] else 0)
     }
     if lost := [key for key in wanted if key not in samples]:
-        raise EvaluationError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
+        raise UserError(f"{title}: {len(lost)} samples are missing: run eval.sweep again")
     grades: dict[SampleKey, Grade] = {}
     how = extraction(settings["extraction"], template)
     with Progress(title, len(wanted), "samples") as bar:
@@ -164,11 +159,11 @@ def join(
     graded = {tuple(grade[name] for name in SAMPLE_KEY): grade for grade in grades}
 
     def line(question: Mapping[str, Any], sample: int) -> dict[str, Any]:
-        key = question_key(question, sample)
+        key = _key(question, sample)
         if not question["asked"]:
             return {**UNASKED, "sample": sample}
         if key not in samples or key not in graded:
-            raise EvaluationError(
+            raise UserError(
                 f"sample {sample} of question {key[0]} is missing or not graded: run eval.sweep"
             )
         return {**samples[key], **graded[key]}
@@ -208,9 +203,9 @@ class Scores(BaseModel):
 
 
 def read_scores(folder: EvaluationFolder) -> dict[str, Any]:
-    """Return scores.json of a checkpoint. Raises EvaluationError for other content."""
+    """Return scores.json of a checkpoint. Raises UserError for other content."""
     record = read_json(folder.scores)
-    parse_typed(record, Scores, str(folder.scores), EvaluationError)
+    parse_typed(record, Scores, str(folder.scores), UserError)
     return dict(record)
 
 
@@ -244,20 +239,18 @@ class Scored:
     def selection(self) -> Selection | None:
         """The result of eval.selection under these settings."""
         path = self.folder.selection
-        return read_typed(path, Selection, EvaluationError) if path.exists() else None
+        return read_typed(path, Selection, UserError) if path.exists() else None
 
     def questions(self, benchmark: str) -> Lines:
         """Return the questions of its `question_means`, in their order.
 
         A sweep rewrites the questions before it samples, and the scores after grading. Raises
-        EvaluationError between the two.
+        UserError between the two.
         """
         folder, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
         questions = read_questions(folder)
         if order_of(questions) != entry["order"]:
-            raise EvaluationError(
-                f"{folder.root}: its sweep is not finished. Run eval.sweep again."
-            )
+            raise UserError(f"{folder.root}: its sweep is not finished. Run eval.sweep again.")
         return questions
 
     def means(self, benchmark: str) -> Iterator[tuple[dict[str, Any], float]]:
@@ -313,6 +306,24 @@ def score(table: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "mean_tokens": float(np.mean(tokens)) if tokens else None,
         "question_means": correct.mean(axis=1).tolist(),
     }
+
+
+def read_entry(
+    folder: EvaluationFolder, name: str, identity: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the scores of a benchmark that `combine` has included, else None.
+
+    None also for other weights than `identity`, other settings or questions, or another grader.
+    """
+    files = folder.benchmark(name)
+    try:
+        entry = read_json(files.scores)
+        asked = (entry["model"], entry["settings"], entry["grader"], entry["order"])
+        order = order_of(read_lines(files.questions))
+        same = asked == (identity, settings, VERSION, order)
+        return entry if same and name in read_json(folder.scores)["benchmarks"] else None
+    except (FileError, KeyError):
+        return None
 
 
 def score_benchmark(
@@ -383,7 +394,7 @@ def require_one_grader(versions: Mapping[str, str]) -> None:
     """Reject scores of different grader versions; `versions` maps a name to its version."""
     if len(set(versions.values())) > 1:
         listed = ", ".join(f"{name}: {version[:8]}" for name, version in sorted(versions.items()))
-        raise EvaluationError(
+        raise UserError(
             f"graded by different versions of the grader ({listed}): run `python -m eval.score "
             "FOLDER`, which grades the stored samples again without an engine"
         )
@@ -395,7 +406,7 @@ def regrade(folder: EvaluationFolder) -> dict[str, Any]:
         files = folder.benchmark(name)
         questions, samples = read_questions(files), SampleFiles(files, entry["model"]).load()
         if order_of(questions) != entry.get("order", order_of(questions)):
-            raise EvaluationError(
+            raise UserError(
                 f"{files.questions}: {len(questions)} questions, not the "
                 f"{entry['settings']['questions']} of its scores in their order. Run eval.sweep "
                 "again, which writes them from the benchmark."
@@ -412,7 +423,7 @@ def _regrade_all(options: argparse.Namespace) -> None:
     paths = sorted(found, key=lambda p: (p.parents[1], len(p.parent.name), p))  # step 9, step 10
     folders = [f for path in paths if (f := EvaluationFolder(path.parent)).settings.exists()]
     if not folders:
-        raise EvaluationError(f"no scores.json under {options.folder}: run eval.sweep first")
+        raise UserError(f"no scores.json under {options.folder}: run eval.sweep first")
     for folder in folders:
         average = regrade(folder)["average"]["per_question"]
         print(f"{folder.root}: accuracy {average['accuracy']:.4f}")
@@ -421,8 +432,4 @@ def _regrade_all(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("python -m eval.score", __doc__, example="python -m eval.score runs/toy")
     parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
-    return run_command(parser, arguments, _regrade_all, "what was graded is saved")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.run(arguments, _regrade_all, "what was graded is saved")

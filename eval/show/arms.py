@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from eval import EvaluationError
-from eval.ask.settings import SAMPLING, differences
+from eval.ask.settings import differences
 from eval.scores.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
 from eval.scores.score import Scored
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import FloatArray, Interval
 from prompt_aug.base.files import read_lines
 from prompt_aug.typed import Count, FileName, Positive, Record, Several, Text, read_typed, shown
+from recipe.config.evaluation import SAMPLING
 from recipe.run.folder import read_config, select
 
 Line = Mapping[str, Any]
@@ -160,7 +161,7 @@ def key(line: Line) -> Key:
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
     """Return a protocol and its lines, which are beside it."""
-    protocol = read_typed(path, Protocol, EvaluationError)
+    protocol = read_typed(path, Protocol, UserError)
     return protocol, read_lines(path.with_suffix(".jsonl"))
 
 
@@ -181,11 +182,11 @@ def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str
 
 
 def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
-    """Pair the runs of two arms by seed. Raises EvaluationError if they cannot be compared."""
+    """Pair the runs of two arms by seed. Raises UserError if they cannot be compared."""
     table = runs_of(lines, [contrast.arm, contrast.baseline], contrast.cells)
     ks = (contrast.k, contrast.not_below_k or contrast.k)
     if (samples := table[0][0][0]["n"]) < max(ks):
-        raise EvaluationError(f"{contrast}: only {samples} samples of each question")
+        raise UserError(f"{contrast}: only {samples} samples of each question")
     measured = [[[contrast.measure(run, k) for run in arm] for arm in table] for k in ks]
     values, variances = np.moveaxis(np.array(measured), 3, 0)  # by k, arm, seed, question
     (a, b), gains = values[0], values[:, 0] - values[:, 1]
@@ -210,31 +211,31 @@ def runs_of(
 ) -> list[list[list[Line]]]:
     """Return the lines of `cells`, by arm and by seed, for the seeds that all arms have whole.
 
-    Raises EvaluationError unless a cell's lines all ask the same, and a seed's runs start alike.
+    Raises UserError unless a cell's lines all ask the same, and a seed's runs start alike.
     """
     found: dict[Key, Line] = {}
     for line in lines:
         if found.setdefault(key(line), line) is not line:
-            raise EvaluationError(f"two runs of arm {line['arm']} have recipe.seed={line['seed']}")
+            raise UserError(f"two runs of arm {line['arm']} have recipe.seed={line['seed']}")
     seeds = [
         seed
         for seed in sorted({seed for _, seed, _, _ in found})
         if all((arm, seed, *cell) in found for arm in arms for cell in cells)
     ]
     if len(seeds) < 2:
-        raise EvaluationError(
+        raise UserError(
             f"{arms}: {len(seeds)} seeds have all lines of {cells}. An interval over seeds needs "
             "two runs of each arm with the same values of recipe.seed."
         )
     for seed in seeds:
         if len({found[arm, seed, *cell].get("start_sha") for arm in arms for cell in cells}) > 1:
-            raise EvaluationError(f"seed {seed} has runs of different start models")
+            raise UserError(f"seed {seed} has runs of different start models")
     for cell in cells:
         first, *others = (found[arm, seed, *cell] for arm in arms for seed in seeds)
         for other in others:
             was, now = ({name: line[name] for name in ASKED} for line in (first, other))
             if changed := differences(was, now):
-                raise EvaluationError(f"{cell}: evaluated differently: {'; '.join(changed)}")
+                raise UserError(f"{cell}: evaluated differently: {'; '.join(changed)}")
     return [[[found[arm, seed, *cell] for cell in cells] for seed in seeds] for arm in arms]
 
 

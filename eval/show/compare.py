@@ -11,7 +11,6 @@ read from --lines. --protocol prints the contrasts and the verdict of a protocol
 
 import argparse
 import itertools
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,18 +18,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eval import EvaluationError
 from eval.ask.settings import differences
-from eval.command import add_settings, run_command
 from eval.scores.metrics import Difference, Estimate, of_means, over_questions, paired
 from eval.scores.score import Scored, require_one_grader
-from eval.show import arms
+from eval.show import add_settings, arms
 from eval.show.answers import archive
 from eval.show.data import CheckpointRow, RunData, collect, question_means, scored_steps
 from eval.show.page import Block, Page
 from eval.show.tables import Table, interval, p_value, points, share
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
-from prompt_aug.base.errors import UsageError
+from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_text
 from prompt_aug.typed import parse_typed
 from recipe.run.folder import CHECKPOINT, EvaluationFolder, RunFolder, numbered
@@ -85,7 +82,7 @@ def read_side(given: Path, settings: str | None) -> Side:
     else:
         run = collect(given, settings)
         if not run.rows:
-            raise EvaluationError(f"{given} has no scores: run `python -m eval.sweep {given}`")
+            raise UserError(f"{given} has no scores: run `python -m eval.sweep {given}`")
         scored, note = run.result.scored, unscored(given, [row.step for row in run.rows])
     *above, settings_name, model = scored.folder.root.resolve().parts
     owner = above[-2] if above[-1] == "eval" else above[-1]
@@ -101,9 +98,9 @@ def unscored(run: Path, scored: Collection[int]) -> str | None:
 
 
 def answered(a: Side, b: Side) -> list[Answered]:
-    """Return the questions of the benchmarks that both have. Raises EvaluationError."""
+    """Return the questions of the benchmarks that both have. Raises UserError."""
     if not (names := shared_benchmarks(a, b)):
-        raise EvaluationError(
+        raise UserError(
             f"no benchmark in common: {sorted(a.benchmarks)} and {sorted(b.benchmarks)}"
         )
     require_one_grader({f"{s.name}/{n}": s.benchmarks[n]["grader"] for s in (a, b) for n in names})
@@ -111,7 +108,7 @@ def answered(a: Side, b: Side) -> list[Answered]:
     for name in names:
         changed = differences(a.benchmarks[name]["settings"], b.benchmarks[name]["settings"])
         if changes := [line for line in changed if line.startswith(SAME)]:
-            raise EvaluationError(
+            raise UserError(
                 f"{name}: the two were asked other questions or graded differently "
                 f"({'; '.join(changes)}). Evaluate both with the same file and options."
             )
@@ -272,7 +269,7 @@ def _compare_arms(options: argparse.Namespace) -> None:
     compared = []
     for name, of, k in itertools.product(names[1:], sets, options.k):
         given = {"arm": name, "baseline": names[0], "set": of, "step": step, "k": k}
-        contrast = parse_typed(given, arms.Contrast, "--arm", EvaluationError)
+        contrast = parse_typed(given, arms.Contrast, "--arm", UserError)
         compared.append(arms.compare_arms(lines, contrast))
     print(arms.described(compared, "Arms"))
 
@@ -293,8 +290,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--set", nargs="+", help="of --arm: question sets (default: all)")
     add("--step", type=int, help="of --arm: the step (default: the last one of all arms)")
     add("--k", nargs="+", type=int, default=[1], help="of --arm: k of pass@k")
-    return run_command(parser, arguments, _compare, "nothing is changed")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.run(arguments, _compare, "nothing is changed")

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval import EvaluationError
 from eval.ask.checkpoints import has_changed
 from eval.ask.settings import differences
 from eval.scores import metrics
 from eval.scores.metrics import Difference, paired
 from eval.scores.score import Scored, Selection, read_scores, require_one_grader
 from prompt_aug.base.commands import python_command
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import MissingFileError, read_text
 from prompt_aug.typed import parse_typed, parse_yaml
 from recipe.run.folder import (
@@ -96,7 +96,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     for path in (folder.config, folder.environment):
         try:
             content = parse_yaml(read_text(path), str(path))  # JSON is yaml
-            texts[path] = parse_typed(content or {}, dict[Any, Any], str(path), EvaluationError)
+            texts[path] = parse_typed(content or {}, dict[Any, Any], str(path), UserError)
         except MissingFileError:
             notes.append(f"{path.name} is missing")
     lines = read_metrics(run)
@@ -107,7 +107,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     if not scored and folder.environment.exists():  # not the log of another program
         notes.append(f"no checkpoint is evaluated yet: run `{how_to_sweep(run)}`")
     if not scored and not lines:
-        raise EvaluationError(
+        raise UserError(
             f"{run} has neither metrics.jsonl nor eval/SETTINGS/step_N/scores.json: nothing to "
             f"report. Train it, then run `{how_to_sweep(run)}`."
         )
@@ -116,7 +116,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
         name = selection.benchmark
         now = {str(s): x.benchmarks.get(name, {}).get("accuracy") for s, x in scored.items()}
         if now != selection.scores:
-            raise EvaluationError(
+            raise UserError(
                 f"{scored[max(scored)].folder.selection}: the scores have changed since this "
                 "selection. Run `python -m eval.selection` again, or delete the file"
             )
@@ -155,7 +155,7 @@ def checkpoint_rows(
     if partial := set().union(*(x.benchmarks for x in scored.values())) - common:
         notes.append(f"left out, because not all checkpoints have it: {', '.join(sorted(partial))}")
     if not common:
-        raise EvaluationError("the checkpoints have no benchmark in common: evaluate them again")
+        raise UserError("the checkpoints have no benchmark in common: evaluate them again")
     last = scored[max(scored)].benchmarks
     names = [name for name in last if name in common]
     if selection and selection.validated_by in names and len(names) > 1:
@@ -256,9 +256,7 @@ def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict
             "eval.sweep again."
         )
     if settings is not None and settings not in by_settings:
-        raise EvaluationError(
-            f"no scores of the settings {settings!r} in {root}: {sorted(by_settings)}"
-        )
+        raise UserError(f"no scores of the settings {settings!r} in {root}: {sorted(by_settings)}")
     if not by_settings:
         return {}
 
@@ -278,5 +276,5 @@ def scored_steps(run: Path, settings: str | None) -> dict[int, Scored]:
     for note in notes:
         print(f"note: {note}")
     if not scored:
-        raise EvaluationError(f"{run} has no scores: run `{how_to_sweep(run)}` first")
+        raise UserError(f"{run} has no scores: run `{how_to_sweep(run)}` first")
     return scored

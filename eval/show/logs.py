@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from eval import EvaluationError
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import write_json, write_lines
 from recipe.run.folder import RunFolder, metrics_line
 
@@ -64,7 +64,7 @@ def as_run(log: Path, folder: Path) -> Path:
     """Write metrics.jsonl, and config.yaml of the command's keys, into `folder`; return it."""
     text = log.read_bytes().decode(errors="replace")
     if not (lines := read_log(text)):
-        raise EvaluationError(
+        raise UserError(
             f"--log {log}: no line `step:N - key:value` of verl's console logger. Name the output "
             "of a training, as trainer.logger=[console] prints it."
         )

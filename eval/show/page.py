@@ -19,11 +19,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from eval import EvaluationError
 from eval.show import tables
 from eval.show.answers import Archive, packed
 from eval.show.data import RunData
 from eval.show.figures import Figure, logged, status_notes
+from prompt_aug.base.errors import UserError
 
 # Package and file of the JavaScript libraries, embedded as installed.
 LIBRARIES = (("plotly", "package_data/plotly.min.js"), ("sphinxcontrib", "katex.min.js"))
@@ -101,7 +101,7 @@ def library(package: str, file: str) -> str:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / file).is_file():
             return path.read_text(encoding="utf-8")
-    raise EvaluationError(f"the report needs {file} of {package}: install requirements/ again")
+    raise UserError(f"the report needs {file} of {package}: install requirements/ again")
 
 
 def as_data(value: Any) -> Markup:

@@ -8,7 +8,6 @@ import argparse
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,12 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
-from eval import EvaluationError
 from eval.ask.checkpoints import from_manifest, verify
-from eval.command import add_settings, run_command
 from eval.scores.score import Scored
-from eval.show import tables
+from eval.show import add_settings, tables
 from eval.show.data import scored_steps
 from prompt_aug.base.commands import add_steps, existing, make_parser
-from prompt_aug.base.errors import UsageError
+from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
@@ -54,7 +51,7 @@ def write_card(checkpoint: Evaluated) -> Path:
     """Write README.md into the exported folder. An export of the start model gets no card."""
     folder = RunFolder(checkpoint.run).exported(checkpoint.step)
     if "files" not in read_json(folder / MANIFEST):
-        raise EvaluationError(f"{folder} only points to the start model: it gets no card")
+        raise UserError(f"{folder} only points to the start model: it gets no card")
     verify(from_manifest(folder, checkpoint.step))
     write_text(folder / CARD, model_card(checkpoint))
     return folder / CARD
@@ -212,7 +209,7 @@ def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
             return str(session.id)
     except wandb.Error as error:  # no login, no network
         reason = str(error).partition("\n")[0]
-        raise EvaluationError(
+        raise UserError(
             f"--log wandb: {reason} Run `wandb login`, or set WANDB_MODE=offline."
         ) from error
 
@@ -230,7 +227,7 @@ def publish(options: argparse.Namespace) -> None:
     run, steps = options.run, options.steps
     scored = scored_steps(run, options.settings)
     if missing := sorted(set(steps or ()) - set(scored)):
-        raise EvaluationError(f"{run} has no scores of the steps {missing}: {sorted(scored)}")
+        raise UserError(f"{run} has no scores of the steps {missing}: {sorted(scored)}")
     checkpoints = [
         Evaluated(evaluated.folder, evaluated.record, run, step)
         for step, evaluated in scored.items()
@@ -259,8 +256,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="write README.md in RUN/hf/step_N, and print how to upload it",
     )
-    return run_command(parser, arguments, publish, "what was written stays")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.run(arguments, publish, "what was written stays")

@@ -5,20 +5,17 @@ index.html holds curves, samples and formulas, and needs no network. summary.jso
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval import EvaluationError
-from eval.command import add_settings, run_command
-from eval.show import charts, tables
+from eval.show import add_settings, charts, tables
 from eval.show.answers import archive, rollouts
 from eval.show.data import RunData, collect, summary
 from eval.show.figures import figures
 from eval.show.logs import as_run
 from eval.show.page import Page, results
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
-from prompt_aug.base.errors import UsageError
+from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import replacing, write_json, write_text
 from recipe.run.folder import RunFolder
 
@@ -34,7 +31,7 @@ def build(
     folder = out or RunFolder(paths[0]).report
     runs = [collect(run, settings) for run in paths]
     if len({run.name for run in runs}) != len(runs):
-        raise EvaluationError(f"two runs have the same name: {[run.name for run in runs]}")
+        raise UserError(f"two runs have the same name: {[run.name for run in runs]}")
     numbers = [summary(run) for run in runs]
     drawn, absent = figures(runs)
     samples, read = archive(runs), [rollouts(run) for run in paths]
@@ -95,8 +92,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder of the report (several runs: required; one: RUN/report)",
     )
     add_settings(parser)
-    return run_command(parser, arguments, _report, "the files written so far are whole")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.run(arguments, _report, "the files written so far are whole")

@@ -7,15 +7,14 @@ report marks the result.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval import EvaluationError
-from eval.command import add_settings, run_command
 from eval.scores.score import Selection
+from eval.show import add_settings
 from eval.show.data import asked_differently, scored_steps
 from prompt_aug.base.commands import existing, make_parser
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder
@@ -45,18 +44,18 @@ def pick_checkpoint(
     scored, entries = scored_steps(run, settings), {}
     for step, evaluated in scored.items():
         if benchmark not in evaluated.benchmarks:
-            raise EvaluationError(f"step {step} is not evaluated on {benchmark}: run eval.sweep")
+            raise UserError(f"step {step} is not evaluated on {benchmark}: run eval.sweep")
         entries[step] = {benchmark: evaluated.benchmarks[benchmark]}
     last = scored[max(scored)].folder
     if differing := [s for s in entries if asked_differently(entries[max(entries)], entries[s])]:
-        raise EvaluationError(
+        raise UserError(
             f"{benchmark} was asked or graded differently at the steps {differing} than at step "
             f"{max(entries)}: run eval.sweep for all steps with the same options"
         )
     scores = {step: float(entry[benchmark]["accuracy"]) for step, entry in entries.items()}
     reason = why_no_validation(run, benchmark, last)
     if reason and not on_test_set:
-        raise EvaluationError(
+        raise UserError(
             f"{benchmark} is not a validation split of the training data: {reason}. Hold questions "
             "out with `python -m prompt_aug.prepare ... --validation N`, or add --on-test-set: the "
             "report then marks the result"
@@ -89,8 +88,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--benchmark", required=True, help="the questions to pick by")
     add_settings(parser)
     add("--on-test-set", action="store_true", help="pick by questions that are no validation split")
-    return run_command(parser, arguments, _select, "nothing was picked")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.run(arguments, _select, "nothing was picked")

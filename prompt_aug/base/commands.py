@@ -33,8 +33,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Parser that formats errors as `run` does, with the example instead of the usage."""
+
+    def run(self, arguments: Any, command: Callable[[Any], int | None], saved: str) -> int:
+        """Parse the options, then `run` the command, which the same call continues after Ctrl-C."""
+        options, name = self.parse_args(arguments), self.prog.removeprefix("python -m ")
+        hint = f"{saved}; the same command continues from there"
+        return run(name, lambda: command(options), interrupted=hint)
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
@@ -55,12 +61,12 @@ def existing(value: str) -> Path:
     return Path(value)
 
 
-def make_parser(prog: str, description: str | None, *, example: str) -> argparse.ArgumentParser:
+def make_parser(prog: str, description: str | None, *, example: str) -> Parser:
     """Return a parser with an example, without abbreviated options.
 
     An abbreviation could change its meaning when an option is added.
     """
-    return _Parser(
+    return Parser(
         prog=prog,
         description=(description or "").replace("``", ""),
         epilog=f"example:\n  {example}",

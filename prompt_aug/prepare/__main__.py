@@ -49,14 +49,14 @@ from prompt_aug.questions import VALIDATION, held_out_of, manifest_of, write_par
 from prompt_aug.typed import parse_yaml
 
 SHOWN = 10
-KNOWN = Path(__file__).resolve().parents[2] / "eval" / "benchmarks.yaml"  # those of eval.sweep
+KNOWN = Path(__file__).resolve().parents[2] / "eval/ask/benchmarks.yaml"  # those of eval.sweep
 
 
 def load_benchmarks(specifications: Sequence[str]) -> dict[str, list[str]]:
     """Return question texts by benchmark name, from ``[NAME=]SOURCE[@SPLIT]``.
 
     SOURCE is a file, a folder or a hub id, with SPLIT "test" by default, or the record of a
-    benchmark: a name in eval/benchmarks.yaml, or a yaml file. Raises SourceError.
+    benchmark: a name in eval/ask/benchmarks.yaml, or a yaml file. Raises SourceError.
     """
     benchmarks: dict[str, list[str]] = {}
     for specification in specifications:

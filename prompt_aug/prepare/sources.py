@@ -122,7 +122,7 @@ def load_rows(
         return _from_hub(hub, data_files=file, split="train", revision=revision)
     raise SourceError(
         f"{source!r}: neither a file, nor a folder, nor a known name, nor an id like owner/name. "
-        "--help lists the presets, eval/benchmarks.yaml has the benchmarks."
+        "--help lists the presets, eval/ask/benchmarks.yaml has the benchmarks."
     )
 
 

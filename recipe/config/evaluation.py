@@ -1,9 +1,10 @@
-"""The section `eval` of a run's configuration.
+"""The section `eval` of a run's configuration: each setting of an evaluation, defined once.
 
-Training checks the section when it starts. `eval` reads it from the run folder.
+Training checks the section when it starts; `eval` reads it from the run folder. Every field is part
+of the identity that names the folder of an evaluation, unless it is `Shared`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -23,9 +24,17 @@ from prompt_aug.typed import (
 )
 from prompt_aug.verifiers import VerifierLimits
 
+T = TypeVar("T")
 MOST_SAMPLES = 100_000  # of a question; a larger number is a typing error
 DType = Literal["float32", "bfloat16", "float16", "auto"]
 Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+Shared = Annotated[T, Field(exclude=True)]  # changes no response: other values use the same folder
+Sampling = Annotated[T, "sampling"]  # a parameter of vLLM's sampling, by its name there
+
+
+def option(default: Any, text: str) -> Any:
+    """Return a field that is an option of `eval.sweep`, with this help."""
+    return Field(default, description=text)
 
 
 class BenchmarkRequest(Record):
@@ -39,26 +48,33 @@ class BenchmarkRequest(Record):
 class EvaluationSection(Record):
     """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed.
 
-    `top_k` 0 keeps all tokens. `stop` are stop strings beside the template's. `system_prompt`
-    replaces that of templates and questions.
     `verifiers`: dotted path of the function that grades the questions of a data source.
     """
 
-    template: Text = "qwen-math"
-    benchmarks: Several[BenchmarkRequest] = ()
-    extraction: ExtractionName = "default"
-    verifiers: dict[str, Text] | None = None
-    verifier_limits: VerifierLimits = VerifierLimits()
-    temperature: Weight = 0.0
-    top_p: Part = 1.0
-    top_k: Count = 0
-    min_p: Share = 0.0
-    repetition_penalty: Above0 = 1.0
-    stop: Several[Annotated[str, Field(min_length=1)]] = ()
-    system_prompt: Text | None = None
-    max_tokens: Positive = 3000
-    seed: Seed = 0
-    dtype: DType = "auto"
-    max_model_len: Annotated[int, Field(ge=2)] | None = None
-    gpu_memory_utilization: Part = 0.8
-    max_questions: Positive | None = None
+    template: Text = option("qwen-math", "template of every question")
+    benchmarks: Shared[Several[BenchmarkRequest]] = ()
+    extraction: Shared[ExtractionName] = option("default", "which text counts as the answer")
+    verifiers: Shared[dict[str, Text] | None] = None
+    verifier_limits: Shared[VerifierLimits] = VerifierLimits()
+    temperature: Sampling[Weight] = option(0.0, "0 is greedy")
+    top_p: Sampling[Part] = option(1.0, "sample from the likeliest tokens of this probability")
+    top_k: Sampling[Count] = option(0, "sample from the k likeliest tokens; 0: all")
+    min_p: Sampling[Share] = option(0.0, "least share of the likeliest token's probability")
+    repetition_penalty: Sampling[Above0] = option(1.0, "above 1: fewer repeated tokens")
+    stop: Several[Annotated[str, Field(min_length=1)]] = option(
+        (), "a stop string beside the template's; may be repeated; it stays in the response"
+    )
+    system_prompt: Text | None = option(None, "replaces that of the template and of the questions")
+    max_tokens: Positive = option(3000, "limit of a response")
+    seed: Seed = option(0, "seed of the samples")
+    dtype: DType = option("auto", "precision of the engine")
+    max_model_len: Annotated[int, Field(ge=2)] | None = option(
+        None, "limit of prompt and response together"
+    )
+    gpu_memory_utilization: Shared[Part] = option(0.8, "share of a GPU's memory")
+    max_questions: Shared[Positive | None] = option(None, "only the first N of each benchmark")
+
+
+SAMPLING = tuple(
+    name for name, field in EvaluationSection.model_fields.items() if "sampling" in field.metadata
+)

@@ -65,6 +65,7 @@ class RunFolder:
     data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions
     checkpoints = _At("checkpoints")  # as verl writes them
     exports = _At("hf")  # exported for Hugging Face
+    export_locks = _At("hf/.locks")
     evaluation = _At("eval")  # samples, grades and scores of the exported steps
     logs = _At("logs")
     log = _At("logs/train.log")  # output of the run's processes
@@ -108,7 +109,7 @@ class RunFolder:
 
     def export_lock(self, step: int) -> Path:
         """Held by the process that exports the step."""
-        return self.exports / ".locks" / f"step_{step}"
+        return self.export_locks / f"step_{step}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from fake_engine import write_checkpoint
 
-from eval import EvaluationError
 from eval.scores.metrics import at_k, crossed, holm, no_signal
 from eval.show.arms import Contrast, Gate, compare_arms, gate_text, lines_of
 from eval.show.compare import main
 from eval.show.data import scored_steps
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import write_json, write_lines
 from recipe.run.folder import RunFolder
 
@@ -198,14 +198,14 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
 def test_what_cannot_be_compared(change: dict[str, Any], message: str) -> None:
     lines = two_arms(start_sha="one")
     lines[-1] |= change
-    with pytest.raises(EvaluationError, match=message):
+    with pytest.raises(UserError, match=message):
         compare_arms(lines, CONTRAST)
 
 
 def test_one_seed_and_too_few_samples_are_rejected() -> None:
-    with pytest.raises(EvaluationError, match=r"recipe\.seed"):
+    with pytest.raises(UserError, match=r"recipe\.seed"):
         compare_arms(two_arms()[:2], CONTRAST)
-    with pytest.raises(EvaluationError, match="only 8 samples"):
+    with pytest.raises(UserError, match="only 8 samples"):
         compare_arms(two_arms(), CONTRAST.model_copy(update={"k": 32}))
 
 
@@ -217,7 +217,7 @@ def test_a_gate_over_seeds() -> None:
     ]
     text = gate_text(lines, Gate(arm="base", step=40, sets=("q0", "q1", "q2", "q3")))
     assert "8 of q0: 50." in text and "2 of each" in text
-    with pytest.raises(EvaluationError, match=r"recipe\.seed"):
+    with pytest.raises(UserError, match=r"recipe\.seed"):
         gate_text(lines, Gate(arm="base", step=0, sets=("q0", "q1")))
 
 

@@ -9,7 +9,6 @@ import datasets
 import pytest
 import yaml
 
-from eval import EvaluationError
 from eval.ask.benchmarks import (
     Benchmark,
     BenchmarkRequest,
@@ -19,6 +18,7 @@ from eval.ask.benchmarks import (
     multiple_choice,
     parse_request,
 )
+from prompt_aug.base.errors import UserError
 from prompt_aug.questions import (
     Question,
     QuestionError,
@@ -36,9 +36,9 @@ def test_a_request_is_parsed() -> None:
     assert parse_request("toy=a:b/c") == request("toy", "a:b/c")
     assert parse_request("aime25") == BenchmarkRequest(name="aime25")
     for wrong in ("=x", "toy=", "toy=x:0", "../toy=x", "a/b=x", ".a=x"):
-        with pytest.raises(EvaluationError):
+        with pytest.raises(UserError):
             parse_request(wrong)
-    with pytest.raises(EvaluationError, match="did you mean aime24"):
+    with pytest.raises(UserError, match="did you mean aime24"):
         load(parse_request("AIME24"), greedy=True)
 
 
@@ -72,7 +72,7 @@ def test_a_changed_hub_data_set_of_the_same_size_is_rejected(
 ) -> None:
     rows = datasets.Dataset.from_list([{"problem": f"{i}?", "answer": "7"} for i in range(30)])
     monkeypatch.setattr("eval.ask.benchmarks.load_rows", lambda *_, **__: rows)
-    with pytest.raises(EvaluationError, match="aime25: the content of hub:"):
+    with pytest.raises(UserError, match="aime25: the content of hub:"):
         load(BenchmarkRequest(name="aime25"), greedy=True)
 
 
@@ -83,7 +83,7 @@ def test_a_changed_copy_of_the_same_size_is_rejected(tmp_path: Path, shared_data
     rows[7] = {**rows[7], "answer": "0"}
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "changed"))
     load(request("aime24", tmp_path / "backwards"), greedy=True)
-    with pytest.raises(EvaluationError, match="aime24: the content"):
+    with pytest.raises(UserError, match="aime24: the content"):
         load(request("aime24", tmp_path / "changed"), greedy=True)
     load(request("mine", tmp_path / "changed"), greedy=True)
 
@@ -112,7 +112,7 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
     assert result == [("1 + 1?", ("2",)), ("2 + 2?", ("4",))] and benchmark.samples == 3
     load_own(own(tmp_path / "far", sha256=benchmark.sha256))
     rows = "question,answer\n1 + 1?,2\n2 + 2?,5\n"
-    with pytest.raises(EvaluationError, match="digest"):
+    with pytest.raises(UserError, match="digest"):
         load_own(own(tmp_path / "far", rows, sha256=benchmark.sha256))
 
 
@@ -126,7 +126,7 @@ def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_record_is_rejected(tmp_path: Path, changes: dict, message: str) -> None:
-    with pytest.raises(EvaluationError, match=message):
+    with pytest.raises(UserError, match=message):
         load_own(own(tmp_path, **changes))
 
 

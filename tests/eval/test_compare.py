@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from fake_engine import changing, write_checkpoint
 
-from eval import EvaluationError
 from eval.ask.checkpoints import from_manifest
 from eval.scores.metrics import paired
 from eval.show.compare import compare, main, read_side
@@ -14,6 +13,7 @@ from eval.show.data import collect, summary
 from eval.show.selection import main as select
 from eval.show.selection import pick_checkpoint
 from eval.show.tables import chosen, headline
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.questions import VALIDATION, Question, make_question, write_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder
@@ -50,14 +50,14 @@ def test_other_questions_graders_and_the_same_folder_are_rejected(
     second = write_checkpoint(tmp_path / "three" / "s", 3, {"x": A["x"]}).root
     with changing(second / "scores.json") as scores:
         scores["benchmarks"]["x"]["grader"] = "old"
-    with pytest.raises(EvaluationError, match=r"eval\.score"):
+    with pytest.raises(UserError, match=r"eval\.score"):
         compare(read_side(sides[0], None), read_side(second, None))
     a, b = (read_side(side, None) for side in sides)
     b.benchmarks["x"]["settings"]["sha256"] = "changed"
-    with pytest.raises(EvaluationError, match=r"x: the two .* .sha256"):
+    with pytest.raises(UserError, match=r"x: the two .* .sha256"):
         compare(a, b)
     b.benchmarks["x"]["settings"] |= {"sha256": "x", "extraction": "strict"}
-    with pytest.raises(EvaluationError, match=r"x: the two .* .extraction"):
+    with pytest.raises(UserError, match=r"x: the two .* .extraction"):
         compare(a, b)
     assert main([str(sides[0]), str(sides[0])]) == 2
 
@@ -141,7 +141,7 @@ def test_a_validation_split_picks_and_is_no_benchmark(validated: Path) -> None:
     assert "step 10, picked by its 75.0 % on held" in chosen(data)
     assert ("accuracy, after step 10", "25.0 ±25.0 %") in headline(data, summary(data))
     write_checkpoint(validated / "eval" / "s", 30, {"held": [[1]] * 4, "math500": [[1]] * 4})
-    with pytest.raises(EvaluationError, match=r"eval\.selection"):  # the scores have changed
+    with pytest.raises(UserError, match=r"eval\.selection"):  # the scores have changed
         collect(validated)
 
 
@@ -160,7 +160,7 @@ def test_scores_of_other_weights_than_the_exported_ones_are_left_out(validated: 
 def test_scores_under_different_settings_pick_nothing(validated: Path) -> None:
     with changing(validated / "eval" / "s" / "step_20" / "scores.json") as record:
         record["benchmarks"]["held"]["settings"]["extraction"] = "strict"
-    with pytest.raises(EvaluationError, match=r"differently at the steps \[20\] than at step 30"):
+    with pytest.raises(UserError, match=r"differently at the steps \[20\] than at step 30"):
         pick_checkpoint(validated, "held")
     notes = collect(validated).notes
     assert "held was asked differently at step 20 than at the last one" in notes
@@ -194,11 +194,11 @@ def test_other_questions_than_a_validation_split_are_rejected(
 ) -> None:
     trained, held = RunFolder(validated).data("train"), tmp_path / "held.parquet"
     write_parquet([*questions(9, "train"), *questions(1, VALIDATION)], trained)
-    with pytest.raises(EvaluationError, match="1 of its questions were trained on"):
+    with pytest.raises(UserError, match="1 of its questions were trained on"):
         pick_checkpoint(validated, "held")
     trained.unlink()
-    with pytest.raises(EvaluationError, match="lists the training questions, is missing"):
+    with pytest.raises(UserError, match="lists the training questions, is missing"):
         pick_checkpoint(validated, "held")
     write_parquet(questions(4, "test", VALIDATION), held)
-    with pytest.raises(EvaluationError, match="not of the split 'validation'"):
+    with pytest.raises(UserError, match="not of the split 'validation'"):
         pick_checkpoint(validated, "held")

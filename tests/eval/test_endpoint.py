@@ -9,12 +9,11 @@ import pytest
 from made_tokenizers import qwen_base
 from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
 
-from eval import EvaluationError
 from eval.ask.endpoint import RemoteEngine, connect
 from eval.ask.engine import Request, request_seed
 from eval.ask.settings import Settings
 from eval.sweep import main
-from prompt_aug.base.errors import UsageError
+from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, read_lines
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.endpoint.client import Endpoint
@@ -115,7 +114,7 @@ def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> No
     result = []
     with server_of(script) as endpoint:
         stream = engine_at(endpoint.url).stream(requests(5))
-        with pytest.raises(EvaluationError, match=r"1 requests failed.*out of memory"):
+        with pytest.raises(UserError, match=r"1 requests failed.*out of memory"):
             result.extend(stream)
     assert sorted(request.question for request, _ in result) == [0, 1, 2, 4]
     assert {response["finish_reason"] for _, response in result} == {"stop"}
@@ -217,7 +216,7 @@ def test_a_list_of_models_has_known_types_and_a_deadline(monkeypatch: pytest.Mon
     monkeypatch.setattr("prompt_aug.endpoint.client.LIST_SECONDS", 0.2)
     with (
         serving(echo, Reply({}, delay=20)) as endpoint,
-        pytest.raises(EvaluationError, match=r"0\.2 s"),
+        pytest.raises(UserError, match=r"0\.2 s"),
     ):
         connect(endpoint.url, 4, Budget(), SETTINGS)
 

@@ -6,29 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from fake_engine import FakeEngine, reference, session
 from made_tokenizers import qwen_base
+from tiny_model import save_tiny
 from transformers import AutoTokenizer
 
-from eval import EvaluationError
 from eval.ask.checkpoints import Checkpoint
-from eval.ask.engine import Engine, Request, check_hardware, precision
-from eval.ask.session import Session, signature
+from eval.ask.engine import Engine, Request, precision
+from eval.ask.questions import signature
+from eval.ask.session import Session, reference_log_probabilities
 from eval.ask.settings import Settings
 from prompt_aug.base.files import write_json
-
-
-def test_counting_gpus_does_not_start_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(*_: object) -> bool:
-        raise AssertionError("this starts CUDA, after which forked workers die")
-
-    for name in ("init", "_lazy_init", "current_device", "get_device_name", "is_available"):
-        monkeypatch.setattr(torch.cuda, name, started)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    check_hardware(Settings(tensor_parallel=2))
-    with pytest.raises(EvaluationError, match=r"--tensor-parallel 4 .* 2"):
-        check_hardware(Settings(tensor_parallel=4))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +90,7 @@ def test_another_architecture_a_longer_context_or_no_reload_restarts(
     kind: str, context: int, reload: bool
 ) -> None:
     engine = FakeEngine(lambda _: "")
-    with session(engine, SETTINGS.replaced(reload_weights=reload)) as held:
+    with session(engine, SETTINGS.replaced(reload=reload)) as held:
         serve(held, "a")
         serve(held, "b", kind, context)
         assert (held.starts, held.swaps, engine.served) == (2, 0, "b")
@@ -150,6 +138,18 @@ def test_the_limit_is_relative_to_the_distance_at_the_start(error: float, swaps:
         serve(held, "a")
         serve(held, "b")
         assert held.swaps == swaps
+
+
+def test_a_reload_is_verified_in_float32_if_the_processor_has_no_bfloat16_products(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def computed(dtype: str, multiplies: bool) -> list[list[float]]:
+        monkeypatch.setattr("eval.ask.session.multiplies_bfloat16", lambda: multiplies)
+        return reference_log_probabilities(str(tmp_path), PROMPTS, dtype)
+
+    save_tiny(tmp_path, 3)
+    exact = computed("float32", True)
+    assert computed("bfloat16", False) == exact != computed("bfloat16", True)
 
 
 def test_a_signature_covers_what_an_engine_reads(model: Path, tmp_path: Path) -> None:

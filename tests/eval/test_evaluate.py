@@ -13,12 +13,12 @@ from composed import composed
 from fake_engine import FakeEngine, Runner
 from omegaconf import OmegaConf
 
-from eval import EvaluationError
 from eval.ask.benchmarks import LoadedBenchmark, known_benchmarks
 from eval.ask.engine import Request
 from eval.ask.settings import Settings, from_run
 from eval.evaluate import Evaluation
 from eval.scores.score import regrade
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, read_lines, write_json
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import Question, make_question, to_row
@@ -83,7 +83,7 @@ def test_scores_by_hand(run: Runner, make_benchmark: MakeBenchmark) -> None:
     folder = run.only("*/step_20")
     assert scores == json.loads((folder / "scores.json").read_text())
     head, *samples = read_lines(run.only("*/step_20/toy/samples-*.jsonl"))
-    engine = {"vllm": "fake", "dtype": "float32", "device": "none"}
+    engine = FakeEngine(right).facts()
     assert head == {"model": run.checkpoint.identity, "engine": engine}
     assert len(samples) == 8
 
@@ -214,7 +214,7 @@ def test_the_context_fits_all_benchmarks_or_is_the_requested_one(
     assert engine.context == longest + 64 and engine.starts == 1
     run(engine, benchmark, max_model_len=900)
     assert engine.context == 900
-    with pytest.raises(EvaluationError, match="max_model_len"):
+    with pytest.raises(UserError, match="max_model_len"):
         run(engine, benchmark, max_model_len=10)
 
 
@@ -223,7 +223,7 @@ def test_a_lost_completion_is_an_error(run: Runner, make_benchmark: MakeBenchmar
         def stream(self, requests: Any) -> Any:
             yield from list(super().stream(requests))[1:]
 
-    with pytest.raises(EvaluationError, match="6 prompts gave 5"):
+    with pytest.raises(UserError, match="6 prompts gave 5"):
         run(Lossy(right), make_benchmark())
 
 
@@ -247,13 +247,14 @@ def test_a_verifier_of_the_user_scores_and_grades_again(
     assert entry["settings"]["verifiers"]["functions"] == {"toy": "own_verifiers.even"}
     lines = read_lines(item.folder.grades)[1:]
     assert [line["parts"]["score"] for line in lines] == [0.5, 1.0] * 3
-    assert item.is_done()
+    assert item.entry == entry
 
     older = copy.deepcopy(entry)
     older["settings"]["verifiers"]["sha256"] = {"own_verifiers.even": "older"}
     write_json(item.folder.scores, older)
-    assert not item.is_done()  # scores of another version of the function
-    assert regrade(item.evaluation)["benchmarks"]["toy"] == entry == read_json(item.folder.scores)
+    (again,) = item.evaluation.items([item.checkpoint])
+    assert again.entry is None  # scores of another version of the function
+    assert regrade(item.above)["benchmarks"]["toy"] == entry == read_json(item.folder.scores)
 
 
 # ------------------------------------------------------------------------- same prompt
@@ -313,7 +314,7 @@ def trained(config: Any, question: Question, split: str) -> list[int]:
 
 def evaluated(settings: Settings, benchmark: LoadedBenchmark) -> list[int]:
     evaluation = Evaluation(Path("unused"), settings, [benchmark])
-    return list(evaluation.render(benchmark, Tokenizer())[0].ids)
+    return list(evaluation.questions.render(benchmark, Tokenizer())[0].ids)
 
 
 def compare(config: Any, folder: RunFolder, benchmark: LoadedBenchmark) -> None:

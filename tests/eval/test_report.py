@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from fake_engine import write_checkpoint
 
-from eval import EvaluationError
 from eval.scores.metrics import Difference, Estimate
 from eval.show import figures, tables
 from eval.show.answers import rollouts, visible
 from eval.show.data import collect, summary
 from eval.show.report import build, main
-from prompt_aug.base.errors import UsageError
+from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import dump_lines
 
 pytestmark = pytest.mark.config  # whole reports with their figures: half a second each
@@ -309,7 +308,7 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     write_eval(other, 20, {"toy": [[1], [1], [1], [1]]})
     with pytest.raises(UsageError, match="--out"):
         build([run, other])
-    with pytest.raises(EvaluationError, match="same name"):
+    with pytest.raises(UserError, match="same name"):
         build([run, run], tmp_path / "out")
     build([run, other], tmp_path / "out")
     source = (tmp_path / "out" / "index.html").read_text()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from fake_engine import MODEL, changing, write_checkpoint
 
-from eval import EvaluationError
 from eval.ask.engine import request_seed
 from eval.scores import metrics
 from eval.scores.metrics import accuracy_interval, at_powers, majority, paired
 from eval.scores.score import combine, is_close, main, regrade
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import all_table, no_signal_table, pass_table, wilson
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
 from prompt_aug.grading import VERSION
@@ -107,7 +107,7 @@ def test_a_lost_sample_is_an_error_and_not_a_wrong_answer(scored: EvaluationFold
     (path,) = scored.benchmark("toy").sample_files()
     lines = read_lines(path)
     write_lines(path, [*lines[:2], *lines[3:]])
-    with pytest.raises(EvaluationError, match=r"1 samples are missing: run eval\.sweep"):
+    with pytest.raises(UserError, match=r"1 samples are missing: run eval\.sweep"):
         regrade(scored)
     write_lines(path, [*lines, lines[1]])  # a repeated one counts once
     assert regrade(scored)["benchmarks"]["toy"]["samples"] == 4

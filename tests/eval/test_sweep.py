@@ -1,22 +1,28 @@
 """The command, its checkpoints and settings: rejected options, shared work, exports."""
 
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from fake_engine import FakeEngine, reference
 
-from eval import EvaluationError, sweep
+from eval import sweep, workers
 from eval.ask.benchmarks import BenchmarkRequest, LoadedBenchmark
 from eval.ask.checkpoints import find, from_model, verify
 from eval.ask.session import Session
 from eval.ask.settings import Settings, differences, folder_name, from_run, presets, shared_identity
-from prompt_aug.base.files import digests, lock, read_json, write_json
+from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import digests, lock, read_json, read_lines, write_json
 from prompt_aug.prompts import FORM
 from prompt_aug.templates import load_bank
+from recipe.run.processes import is_dead
 
 
 @pytest.fixture
@@ -94,7 +100,8 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
     ("arguments", "code", "message"),
     [
         ([], 2, "--model"),
-        (["RUN", "--tensor-parallel", "4"], 1, "--tensor-parallel 4"),
+        (["RUN", "--workers", "2", "--tensor-parallel", "2"], 2, "need 4 GPUs, this machine"),
+        (["RUN", "--tensor-parallel", "4"], 2, "--tensor-parallel=4: need 4 GPUs"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
@@ -153,30 +160,80 @@ def test_models_are_evaluated_side_by_side_if_their_names_differ(
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_watch_evaluates_each_export_until_the_last_step(
-    run: Path,
-    engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("option", "code"), [("--watch", 0), ("--export", 0), ("--export", 1)])
+def test_each_export_is_evaluated_while_the_next_is_made(
+    run: Path, engine: FakeEngine, monkeypatch: Any, capsys: Any, option: str, code: int
 ) -> None:
-    later = run / "hf" / "step_3"
+    """Until the last step (--watch) or the end of the export, which may fail at one of them."""
+    later, export = run / "hf" / "step_3", SimpleNamespace(returncode=None)
+    export.poll = lambda: 0 if option == "--watch" else export.returncode
     later.rename(run / "not_yet")
-    waited = []
+    waited, started = list[float](), list[list[str]]()
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
+        assert set(engine.models) == {str(run / "hf" / f"step_{step}") for step in (1, 2)}
         if len(waited) == 2:
             (run / "not_yet").rename(later)
+            export.returncode = code
 
-    exported: list[list[str]] = []
+    def start(command: list[str]) -> SimpleNamespace:
+        started.append(command)
+        return export
+
     monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=wait))
-    export = SimpleNamespace(run=lambda command, **_: exported.append(command))
-    monkeypatch.setattr(sweep, "subprocess", export)
-    assert sweep.main([str(run), "--watch"]) == 0
+    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start))
+    assert sweep.main([str(run), option]) == code
     assert len(waited) == 2 and engine.starts == 1
-    assert capsys.readouterr().out.count("; the training does not run here. Its") == 1
     assert set(scores(run, 3)["benchmarks"]) == {"toy", "other"}
-    assert exported[0][1:] == ["-m", "recipe.export", str(run)] and len(exported) == 3
+    assert started == [[*started[0][:1], "-m", "recipe.export", str(run)]] * len(started)
+    assert len(started) == (3 if option == "--watch" else 1)
+    notes = capsys.readouterr().out.count("; the training does not run here. Its")
+    assert notes == (option == "--watch")
+
+
+# ------------------------------------------------------------------------- workers
+# Processes with a fake engine each, on the GPUs 5 and 7.
+
+
+def results(evaluation: Path) -> dict[str, list[str]]:
+    """Grades and samples by item, in any order; without the heads, which name the engines."""
+    made: dict[str, list[str]] = {}
+    for path in evaluation.glob("*/*/*/*.jsonl"):
+        lines = made.setdefault(str(path.parent.relative_to(evaluation)), [])
+        lines += [line for line in path.read_text().splitlines() if '"engine"' not in line]
+    return {item: sorted(lines) for item, lines in made.items()}
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("mode", ["", "die", "hang"])  # a worker is killed; their parent is
+def test_two_workers_make_the_samples_of_one(
+    run: Path, engine: FakeEngine, monkeypatch: Any, capfd: Any, mode: str
+) -> None:
+    assert sweep.main([str(run), "--out", str(run / "one")]) == 0
+    helper = str(Path(__file__).parents[1] / "helpers" / "fake_engine.py")
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, helper, str(run / "started")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("MODE", mode)
+    (run / "started").mkdir()
+    if mode == "hang":
+        with subprocess.Popen([*workers.COMMAND, str(run), "--workers", "2"]) as parent:
+            while len(started := list((run / "started").iterdir())) < 2:
+                assert parent.poll() is None
+                time.sleep(0.02)
+            both = [psutil.Process(int(path.name)) for path in started]
+            assert not any(map(is_dead, both))
+            parent.kill()
+        while not all(map(is_dead, both)):
+            time.sleep(0.02)
+    again = ["--workers", "2"] if mode != "hang" else []
+    assert sweep.main([str(run), *again]) == 0
+    assert results(run / "eval") == results(run / "one") and len(results(run / "one")) == 6
+    heads = [read_lines(path)[0] for path in run.glob("eval/*/*/*/samples-*.jsonl")]
+    used = {head["engine"]["device"] for head in heads} - {"5,7"}  # of this process
+    assert used == {"": {"5", "7"}, "die": {"7"}, "hang": set()}[mode]
+    output = capfd.readouterr().out
+    assert ("1 of 2 workers failed (exit codes [-9])" in output) == (mode == "die")
 
 
 # ------------------------------------------------------------------------- checkpoints
@@ -207,13 +264,13 @@ def test_only_exports_with_a_manifest_are_finished(tmp_path: Path) -> None:
     (tmp_path / "hf" / ".step_40.tmp").mkdir()
     result = find(tmp_path)
     assert [checkpoint.step for checkpoint in result] == [2, 10]
-    with pytest.raises(EvaluationError, match=r"\[11\].*\[2, 10\]"):
+    with pytest.raises(UserError, match=r"\[11\].*\[2, 10\]"):
         find(tmp_path, [10, 11])
     (tmp_path / "checkpoints" / "global_step_30").mkdir(parents=True)
     for steps, remedy in (([10, 30], r"recipe\.export"), ([10, 31], r"\[30\] are saved")):
-        with pytest.raises(EvaluationError, match=remedy):
+        with pytest.raises(UserError, match=remedy):
             find(tmp_path, steps)
-    with pytest.raises(EvaluationError, match=r"recipe\.export"):
+    with pytest.raises(UserError, match=r"recipe\.export"):
         find(tmp_path / "empty")
 
 
@@ -236,7 +293,7 @@ def test_other_weights_have_another_identity(tmp_path: Path) -> None:
     first, same = (from_model(str(folder)) for folder in folders.values())
     assert first.files == same.files and first.identity == same.identity != changed.identity
     (folders["b"] / "model.safetensors").unlink()
-    with pytest.raises(EvaluationError, match=rf"--model={folders['b']}: .*no weights"):
+    with pytest.raises(UserError, match=rf"--model={folders['b']}: .*no weights"):
         from_model(str(folders["b"]))
 
 
@@ -245,14 +302,14 @@ def test_a_missing_changed_or_added_file_is_rejected(tmp_path: Path) -> None:
     (checkpoint,) = find(tmp_path)
     verify(checkpoint)
     (folder / name).unlink()
-    with pytest.raises(EvaluationError, match=f"{name} is missing"):
+    with pytest.raises(UserError, match=f"{name} is missing"):
         verify(checkpoint)
     (folder / name).write_bytes(FILES[name][1:] + b".")
-    with pytest.raises(EvaluationError, match=f"{name} has changed"):
+    with pytest.raises(UserError, match=f"{name} has changed"):
         verify(checkpoint)
     (folder / name).write_bytes(FILES[name])
     (folder / "special_tokens_map.json").write_text("{}")
-    with pytest.raises(EvaluationError, match=r"special_tokens_map\.json was added"):
+    with pytest.raises(UserError, match=r"special_tokens_map\.json was added"):
         verify(checkpoint)
 
 
@@ -271,30 +328,17 @@ def test_settings_come_from_the_run(tmp_path: Path) -> None:
     assert from_run(tmp_path) == Settings(benchmarks=(request,), **given)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"template": "open-r1"}, {"temperature": 0.5}, {"top_p": 0.9}, {"max_tokens": 5}),
-        *({"seed": 1}, {"dtype": "bfloat16"}, {"max_model_len": 99}, {"style": "raw"}),
-        *({"instruction": "user"}, {"chat": {"enable_thinking": False}}),
-        *({"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"stop": ["\n\n"]}),
-        {"system_prompt": "Be short."},
-    ],
-)
-def test_every_setting_that_can_change_a_response_is_compared(change: dict[str, object]) -> None:
-    bank, base = load_bank(), Settings()
-    varied = base.replaced(**change)
-    old = shared_identity(base, bank[base.template])
-    new = shared_identity(varied, bank[varied.template])
-    assert any(line.startswith(next(iter(change))) for line in differences(old, new))
-    assert folder_name(old) != folder_name(new)
-
-
-def test_settings_of_the_machine_are_not_compared_but_the_template_is() -> None:
-    template = load_bank()["qwen-math"]
-    first, second = Settings(), Settings(gpu_memory_utilization=0.5, tensor_parallel=4, samples=8)
+def test_settings_that_change_no_response_share_a_folder_but_another_template_does_not() -> None:
+    template, first = load_bank()["qwen-math"], Settings()
     old = shared_identity(first, template)
-    assert old == shared_identity(second, template)
+    assert folder_name(old) == "qwen-math-t0-dd9f109b"  # another name would sample old runs again
+    assert Settings.model_fields.keys() - old.keys() == {
+        *"benchmarks samples max_questions extraction verifiers verifier_limits".split(),
+        *"bank gpu_memory_utilization tensor_parallel reload".split(),
+    }
+    assert differences(old, shared_identity(first.replaced(min_p=0.1), template)) == [
+        "min_p: 0.0 -> 0.1"
+    ]
     changed = template.model_copy(update={"system": "Something else."})
     result = differences(old, shared_identity(first, changed))
     assert [line.split(":")[0] for line in result] == ["template_sha256"]

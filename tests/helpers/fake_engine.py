@@ -1,6 +1,13 @@
-"""Evaluations without a model: an engine that answers by a function, and verdicts by hand."""
+"""Evaluations without a model: an engine that answers by a function, and verdicts by hand.
+
+As a process a worker of test_sweep.py: fake_engine.py STARTED [OPTION of eval.sweep] ...
+"""
 
 import contextlib
+import os
+import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +67,8 @@ class FakeEngine:
         self.served = model
 
     def facts(self) -> dict[str, Any]:
-        return {"vllm": "fake", "dtype": "float32", "device": "none"}
+        device = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+        return {"vllm": "fake", "dtype": "float32", "device": device}
 
 
 def reference(model: str, prompts: Sequence[tuple[int, ...]], dtype: str) -> list[list[float]]:
@@ -87,11 +95,10 @@ class Runner:
         settings = self.settings.replaced(**changes)
         evaluation = Evaluation(self.root, settings, benchmarks)
         evaluation.prepare()
-        self.items, scores = evaluation.items(self.checkpoint), {}
+        self.items = evaluation.items([self.checkpoint])
         with session(engine, settings) as held:
-            for item in self.items:
-                scores = evaluation.run(item, held)
-        return scores
+            assert all(item.complete(held) for item in self.items)
+        return read_json(self.items[0].above.scores)
 
     def only(self, pattern: str) -> Path:
         (path,) = self.root.glob(pattern)
@@ -150,3 +157,26 @@ def changing(path: Path) -> Iterator[Any]:
     value = read_json(path)
     yield value
     write_json(path, value)
+
+
+class Worker(FakeEngine):
+    """Waits until two workers have an item. MODE: then on GPU 5 it kills itself, or each sleeps."""
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[Request, dict[str, Any]]]:
+        mode, started = os.environ["MODE"], Path(sys.argv[1])
+        (started / str(os.getpid())).touch()
+        while len(list(started.iterdir())) < 2:
+            time.sleep(0.02)
+        if mode == "die" and self.facts()["device"] == "5":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600 if mode == "hang" else 0)
+        return super().stream(requests)
+
+
+if __name__ == "__main__":
+    from eval import sweep, workers
+
+    fake = Worker(lambda request: rf"\boxed{{{request.question + 1}}}")
+    workers.COMMAND = (sys.executable, *sys.argv[:2])
+    sweep.Session = lambda settings: session(fake, settings)  # type: ignore
+    sys.exit(sweep.main(sys.argv[2:]))

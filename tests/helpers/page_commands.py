@@ -123,5 +123,5 @@ def load_command(name: str) -> ModuleType | SimpleNamespace:
     if name.startswith("scripts/"):
         return load_script(path.stem)
     module = name.removesuffix(".py").replace("/", ".")
-    package = (SCRIPTS.parent / module.replace(".", "/")).is_dir()
+    package = (SCRIPTS.parent / module.replace(".", "/") / "__main__.py").is_file()
     return importlib.import_module(f"{module}.__main__" if package else module)
