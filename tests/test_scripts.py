@@ -294,7 +294,7 @@ def test_a_task_of_an_array_is_counted_and_queued_again_alone(checkout: Path) ->
     assert "queued again 1 times without progress" in again[1]
     assert again[2][-1] != "scontrol requeue 17_3"
     swept = job(checkout, "runs/x", script="sweep.sbatch", **array)[2]
-    assert "-m recipe.export runs/x" in swept  # all steps: the tasks share the work
+    assert "-m eval.sweep runs/x --export" in swept  # all steps: the tasks share the work
 
 
 def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) -> None:
@@ -317,8 +317,7 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     (checkout / "runs" / "x").mkdir(parents=True)
     code, output = run(checkout, "submit.sh", "--dry-run", "sweep", "runs/x", *options)
     assert [line.split(maxsplit=2)[2].strip() for line in output.splitlines()[1:]] == [
-        "recipe.export runs/x --steps 0 50",
-        f"eval.sweep runs/x {' '.join(options)}",
+        f"eval.sweep runs/x --export {' '.join(options)}",
         "eval.report runs/x",
     ]
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
