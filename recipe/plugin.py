@@ -7,6 +7,9 @@ process with a traceback, and `recipe.doctor` imports it separately.
 """
 
 import warnings
+from types import ModuleType
+
+import wrapt
 
 from recipe.patches import (
     cpu,
@@ -16,6 +19,13 @@ from recipe.patches import (
 
 # verl has five of these in every process, of engines that are not supported here.
 warnings.filterwarnings("ignore", r"\w+ engine is not available", UserWarning)
+
+
+@wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
+def register_attention(_: ModuleType) -> None:
+    """Register torch_varlen in transformers before verl builds a model."""
+    import recipe.actor.varlen  # noqa: F401
+
 
 if cpu.requested():
     import recipe.patches.cpu.cpu_platform  # noqa: F401  (registers the platform "cpu")

@@ -12,6 +12,7 @@ from page_commands import SHOWN, command_of, fenced_lines
 
 from recipe.config.base import flat
 from recipe.config.compose import EXAMPLES, example_names, group_names
+from recipe.preflight.attention import planned
 from recipe.preflight.checks import validate
 from recipe.preflight.resume import same_run
 from recipe.preflight.rules import Setup
@@ -114,6 +115,9 @@ IDENTITY = {
 # Sections of unused workers; verl copies settings of the actor into them.
 IDLE = ("critic.", "distillation.")
 
+# The micro-batches of clip_cov; no other loss there depends on them.
+SIX_ROWS = f"{ACTOR}.use_dynamic_bsz=false {ACTOR}.ppo_micro_batch_size_per_gpu=6 "
+SIX_ROWS += f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=6"
 OPEN_CLIP = (LOW, HIGH, f"{ACTOR}.clip_ratio_c")
 
 # All keys that a method changes in GRPO on the toy task.
@@ -167,7 +171,7 @@ PUBLISHED = {
     ("ta_grpo", STAR): {ADVANTAGE, RATIO},
     ("ta_grpo", GRPO_DS): {ADVANTAGE, COUNT, FILTER, *SAMPLES},  # Table 1: 8 responses
     ("dapo", "prompt_aug"): {*AUGMENT, f"{ACTOR}.clip_ratio_c", FILTER, *PUNISHED},
-    ("cw_grpo", "clip_cov"): {*CW, MODE, *OPEN_CLIP},
+    (f"cw_grpo {SIX_ROWS}", "clip_cov"): {*CW, MODE, *OPEN_CLIP},
     ("one_shot", COMMAND["entropy_only"]): {ADVANTAGE, KL, f"{ACTOR}.optim.weight_decay", STEPS},
     # The baseline of arXiv 2602.03190 has a KL term and a token mean.
     ("dapo", "grpo"): TOY["dapo"] - {MEAN} | {KL},
@@ -204,6 +208,8 @@ def test_an_example_would_start(name: str) -> None:
     validate(config)
     assert config.trainer.save_freq > 0, "export, sweep and report would show the start model alone"
     assert config.trainer.test_freq > 0
+    attention = {"cuda": "torch_varlen", "cpu": "sdpa"}[config.trainer.device]
+    assert planned(Setup(config))[0] == attention  # with the packages of our locks
 
 
 def test_verl_converts_every_example() -> None:

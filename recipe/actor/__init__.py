@@ -1,1 +1,1 @@
-"""An engine for verl's actor that computes shared prefixes once, by prefix trees."""
+"""Of verl's actor: an engine that computes shared prefixes once, and torch's packed attention."""

@@ -30,7 +30,7 @@ class StatedDtypeMerger(FSDPModelMerger):
     added to the weights, and written beside them, before verl's merger would drop it.
 
     Overrides of verl:
-      __init__                      takes the dtype and the adapter's scale
+      __init__                      takes the dtype and the adapter's scale, and drops the attention
       load_generation_config        None: transformers refuses to write some that it reads, so the
                                     export writes the file itself
       _load_rank_zero_state_dict    reads with weights_only=True
@@ -40,6 +40,8 @@ class StatedDtypeMerger(FSDPModelMerger):
 
     def __init__(self, config: ModelMergerConfig, dtype: torch.dtype, lora: Lora | None) -> None:
         super().__init__(config)
+        # Of the run; this machine may lack its package or its GPU.
+        self.model_config._attn_implementation = None
         self.dtype, self.lora = dtype, lora
 
     def load_generation_config(self, warn_if_missing: bool = True) -> None:

@@ -13,6 +13,7 @@ from prompt_aug.base.files import write_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.verl import check_types
 from recipe.preflight.algorithm import ALGORITHM
+from recipe.preflight.attention import settle
 from recipe.preflight.data import FILES, PROMPTS, load_tokenizer
 from recipe.preflight.engine import ENGINE, LORA
 from recipe.preflight.functions import FUNCTIONS, own_functions
@@ -64,9 +65,9 @@ def check(config: DictConfig, *, here: bool = True) -> Prompts:
 
 
 def prepare(config: DictConfig, prompts: Prompts) -> None:
-    """Write the checked questions and config.yaml."""
+    """Choose the attention, and write the checked questions and config.yaml."""
     folder = RunFolder(Path(config.recipe.run_dir))
-    for message in repair_checkpoints(config):
+    for message in [*repair_checkpoints(config), *settle(config)]:
         print(f"recipe.train: {message}", file=sys.stderr)
     shown = config.copy()  # keeps the user's data files, which `prepare_data` replaces
     report = prepare_data(config, prompts, load_tokenizer(config))

@@ -19,6 +19,7 @@ from recipe.algorithms.compute import group_of
 from recipe.config import sizes
 from recipe.config.compose import not_through
 from recipe.config.shapes import known_shape
+from recipe.preflight.attention import planned
 from recipe.preflight.data import limited, load_tokenizer
 from recipe.preflight.estimate import FAST, GPUS, SLOW, Estimate, saved_bytes
 from recipe.preflight.questions import prepare_data
@@ -73,6 +74,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         f"{groups * size * max(0, steps - saved):,} to come, of at most "
         f"{config.data.max_response_length} tokens{more}",
         "updates": f"{updates} optimizer steps a step, {updates * steps:,} in all",
+        "attention": ", ".join(planned(Setup(config))),
         "checkpoints": checkpoints(config, steps),
         "hours": hours(config, steps - saved),
         "memory": memory(config) if config.trainer.device == "cpu" else "",

@@ -13,14 +13,11 @@ from prompt_aug.typed import shown
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
+from recipe.preflight.attention import ATTENTION, available, planned
 from recipe.preflight.estimate import LAYERS, adapted
-from recipe.preflight.rules import Check, Rule, Setup, is_missing
+from recipe.preflight.rules import Check, Rule, Setup
 
-ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
-# Both are called through transformers' flash_attention_forward, which verl patches to divide a
-# sequence over ranks (verl/models/transformers/monkey_patch.py).
-FLASH = (None, "flash_attention_2", "flash_attention_3")  # None: verl takes flash_attention_2
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
@@ -84,13 +81,7 @@ def separate_engines(s: Setup) -> Iterator[str]:
 
 
 FIXED: list[Check] = [
-    *(fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines),
-    Rule(
-        ATTENTION,
-        lambda s: s.get(ATTENTION) in FLASH[:2] and is_missing("flash_attn"),
-        "it needs the package flash_attn, which is not installed. Install it "
-        "(requirements/README.md), or set sdpa.",
-    ),
+    *(fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines, available),
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
@@ -193,7 +184,9 @@ def sequence_parallelism(s: Setup) -> Iterator[str]:
     """Sequences are divided over ranks with flash attention, and the ranks divide the GPUs."""
     for role in ("actor", "ref"):
         key, ranks = s.sequence_key(role), s.sequence_ranks(role)
-        if ranks > 1 and s.get(ATTENTION) not in FLASH:
+        # transformers calls all of these, also kernels of the hub, through flash_attention_forward,
+        # which verl patches to divide a sequence (verl/models/transformers/monkey_patch.py).
+        if ranks > 1 and "flash" not in planned(s)[0]:
             yield (
                 f"{s.named(ATTENTION)} with {key}={ranks}: verl divides a sequence over ranks with "
                 f"flash attention alone. Set flash_attention_2, or {key}=1."

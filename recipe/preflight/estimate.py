@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from recipe.config.shapes import Shape
 from recipe.config.verl import MODEL
+from recipe.preflight.attention import planned
 from recipe.preflight.rules import Setup
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
@@ -93,8 +94,7 @@ class Estimate:
         most = data.max_response_length
         self.mean_response = min(mean_response or most // 2, most)
         self.length = min(data.max_prompt_length, MEAN_PROMPT) + self.mean_response
-        attention = model.override_config.get("attn_implementation", "flash_attention_2")
-        self.masked = bool(model.use_remove_padding and attention == "sdpa")
+        self.masked = bool(model.use_remove_padding and planned(setup)[0] == "sdpa")
         self.offloads_all = bool(actor.fsdp_config.offload_policy and actor.strategy == "fsdp2")
 
     def actor_memory(self) -> dict[str, float]:

@@ -59,10 +59,6 @@ def find(kind: str, text: str, name: str | None) -> None:
         text, _, name = text.rpartition(".")
     if kind in ("class", "module"):
         find_in_module(text, name)
-    elif kind == "entry":
-        registry = find_in_module(*str(name).rsplit(".", 1))
-        if text not in (*registry, "eager") and "/" not in text:  # a kernel of the hub
-            raise KeyError(f"unknown. Known are eager, {', '.join(registry)}")
     elif kind == "hub" and text[0] not in "/.~" and text.count("/") <= 1:
         return
     elif "://" not in text:

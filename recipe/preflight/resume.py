@@ -16,6 +16,7 @@ from recipe.config.settings import free_keys
 from recipe.config.verl import MODEL, REF, A, R, off_switch
 from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
+from recipe.preflight.attention import KEYS
 from recipe.preflight.functions import own_functions
 from recipe.preflight.questions import last_step
 from recipe.preflight.rules import Check, Setup
@@ -110,6 +111,7 @@ def same_run(s: Setup) -> Iterator[str]:
         per_epoch = train.get("steps_per_epoch", config.trainer.total_training_steps)
         config.trainer.total_training_steps = last_step(config, per_epoch)
     now = dict(flat(OmegaConf.to_container(config, resolve=True)))
+    now |= {key: old.get(key) for key in KEYS if now.get(key) is None}  # null keeps the attention
     keys = [
         key
         for key in sorted({*old, *now})

@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 from prompt_aug.base.places import nearest
@@ -31,6 +32,17 @@ def gpus_here() -> int:
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+
+
+@functools.cache
+def compute_capability() -> float | None:
+    """Return the lowest compute capability of this machine's GPUs (Hopper: 9.0), None without."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return min(map(float, done.stdout.split()), default=None)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 @functools.cache

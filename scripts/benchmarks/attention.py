@@ -19,11 +19,12 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
+import recipe.actor.varlen  # noqa: F401  (registers torch_varlen)
 from prompt_aug.base.files import read_json
 from recipe.patches.logprobs import logprobs
 from recipe.run.host import ROOT
 
-EXAMPLE = "--attention sdpa flex_attention --tokens 4096 8192 16384"
+EXAMPLE = "--attention sdpa torch_varlen --tokens 4096 8192 16384"
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 

@@ -59,6 +59,7 @@ def save_checkpoint(model: Any, actor: Path) -> None:
     actor.mkdir(parents=True)
     write_shards(actor, model.state_dict())
     model.config.architectures = ["Qwen2ForCausalLM"]
+    model.config.attn_implementation = "flash_attention_2"  # written too, and not installed here
     model.config.save_pretrained(actor / "huggingface")
     save_tokenizer(actor / "huggingface")
     write_json(actor / "fsdp_config.json", {"FSDP_version": 2, "world_size": 2})

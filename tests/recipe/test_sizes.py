@@ -268,7 +268,7 @@ SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
 def estimate(*overrides: str, gpu: str = "h100-80", mean: int = 1000) -> Estimate:
     """Return examples/prompt_aug on eight GPUs with micro-batches of 16,384 tokens."""
     usual = ["trainer.nnodes=1", "trainer.n_gpus_per_node=8", "data.train_batch_size=128"]
-    usual += [f"{SHORT['A']}.ppo_max_token_len_per_gpu=16384"]
+    usual += [f"{SHORT['MODEL']}.override_config.attn_implementation=sdpa"]
     usual += [f"{SHORT['R']}.max_num_seqs=1024", "data.max_prompt_length=1024"]
     config = compose_config("prompt_aug", [*usual, *(text.format(**SHORT) for text in overrides)])
     return Estimate(Setup(config), SHAPE, GPUS[gpu], mean)
@@ -392,6 +392,10 @@ def test_the_hours_by_hand() -> None:
     seconds = run.actor_seconds(SPEED)
     assert seconds["log-probs"] == pytest.approx(2.6207, abs=1e-3)
     assert seconds["update"] == pytest.approx(4 * 2.6207, abs=4e-3)
+    # Without the mask half of 1,200 tokens: 4 x 600 x 1,536 x 28 = 0.1032e9, and 3.9206e15 in all.
+    without = estimate("{MODEL}.override_config.attn_implementation=null")
+    assert without.actor_seconds(SPEED)["log-probs"] == pytest.approx(1.4158, abs=1e-3)
+    assert without.actor_memory()["mask"] == 0
     again = estimate("{A}.use_kl_loss=true", "{A}.ppo_epochs=2").actor_seconds(SPEED)
     assert again["log-probs"] == 2 * seconds["log-probs"]
     assert again["update"] == 2 * seconds["update"]

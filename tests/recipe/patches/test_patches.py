@@ -2,10 +2,13 @@
 
 import copy
 import importlib.util
+import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ import verl.utils.torch_functional as functional
 from tiny_model import ALPHA, RANK, logits, tuned, untrained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForTokenClassification, Qwen2ForTokenClassification
 from verl.utils import model
 from verl.workers.config.optimizer import FSDPOptimizerConfig
@@ -22,6 +26,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 
 import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
 from recipe.patches import logprobs as patch
+from recipe.preflight.attention import difference
 
 pytestmark = pytest.mark.config
 
@@ -247,28 +252,110 @@ def test_verls_own_first_rate_is_still_0_and_its_log_a_step_ahead() -> None:
 # ------------------------------------------------------------------------- attention
 # Attention without flash-attn: rows packed as verl packs them on a GPU, of actor and critic.
 
+VARLEN: Any = sys.modules["recipe.actor.varlen"]  # the hook has imported it
+
+
+def of_2_11(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *,
+    return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:  # fmt: skip
+    """The operation with the signature of torch 2.11, row by row, in place of its kernel."""
+    assert cu_seq_q is cu_seq_k and cu_seq_q.dtype == torch.int32 and window_size[1] == 0
+    assert max_q == max_k == int(cu_seq_q.diff().max()) and return_aux is None
+    rows = []
+    for start, end in itertools.pairwise(cu_seq_q.tolist()):
+        age = torch.arange(end - start)[:, None] - torch.arange(end - start)
+        seen = (age >= 0) & ((window_size[0] < 0) | (age <= window_size[0]))
+        q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
+        row = scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True)
+        rows.append(row[0].transpose(0, 1))
+    return torch.cat(rows)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Replace torch's kernel, or all of `varlen_attn` of another version than the installed."""
+    if version == "2.11":
+        monkeypatch.setattr(VARLEN, "varlen_attn", of_2_11)
+
+    def kernel(*given: Any) -> Any:  # behind the checks of the installed version
+        is_causal, scale, window = given[7:10]
+        assert is_causal == (window == [-1, 0])
+        return of_2_11(*given[:7], scale=scale, window_size=tuple(window)), None, None
+
+    monkeypatch.setattr(torch.ops.torch_attn, "_varlen_attn", kernel)
+
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_with_sdpa_a_packed_sequence_sees_only_itself(checkpointing: bool) -> None:
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("version", ["sdpa", "2.11", "installed"])
+def test_a_packed_row_sees_only_itself(
+    monkeypatch: pytest.MonkeyPatch, version: str, window: int | None, *, checkpointing: bool
+) -> None:
     """machine: gpu has use_remove_padding, which leaves the mask to the position ids."""
-    actor = untrained().train()
+    use(monkeypatch, version)
+    boundaries = mock.Mock(side_effect=VARLEN.boundaries)
+    monkeypatch.setattr(VARLEN, "boundaries", boundaries)
+    shape: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 2}
+    shape |= {"use_sliding_window": bool(window), "sliding_window": window, "max_window_layers": 1}
+    single = untrained(**shape, attn_implementation="eager").train()
+    name = version if version == "sdpa" else VARLEN.NAME
+    actor = untrained(**shape, attn_implementation=name).train()
     if checkpointing:  # as in a run: recomputation in the backward pass
         actor.gradient_checkpointing_enable()
-    lengths = [7, 1, 12]
-    parts = [torch.randint(0, 40, (1, n)) for n in lengths]
-    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    parts = [torch.randint(0, 40, (1, n)) for n in (7, 1, 12, 3)]
+    positions = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
     packed = actor(input_ids=torch.cat(parts, 1), position_ids=positions, use_cache=False).logits
-    alone = torch.cat([actor(input_ids=p, use_cache=False).logits for p in parts], 1)
-    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=0)
+    alone = torch.cat([single(input_ids=p, use_cache=False).logits for p in parts], 1)
+    torch.testing.assert_close(packed, alone, atol=1e-6, rtol=0)
     grads = []
-    for values in (packed, alone):
-        actor.zero_grad()
-        values.logsumexp(-1).sum().backward()
-        grads.append(torch.cat([p.grad.flatten() for p in actor.parameters()]))
-    torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-4)
-    # Negative control: without their own positions they attend to earlier sequences.
-    mixed = actor(input_ids=torch.cat(parts, 1), use_cache=False).logits
-    assert (mixed - alone)[:, 7:].abs().max() > 1e-3
+    for model_, values in ((actor, packed), (single, alone)):
+        values.logsumexp(-1).mean().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model_.parameters()]))
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=0)
+    assert boundaries.call_count == (version != "sdpa")  # once for all layers and passes
+    # Negative control: with a wrong boundary the second row attends to the first.
+    positions[0, 7] = 7
+    mixed = actor(torch.cat(parts, 1), position_ids=positions.clone(), use_cache=False).logits
+    assert (mixed - alone)[:, 7].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("config", "inputs"),
+    [
+        ({}, {"attention_mask": torch.ones(1, 5)}),
+        ({}, {"input_ids": torch.zeros(2, 5, dtype=torch.long)}),
+        ({"attention_dropout": 0.1}, {}),
+        ({"is_causal": False}, {}),
+    ],
+)
+def test_torch_varlen_refuses_what_it_does_not_compute(config: Any, inputs: Any) -> None:
+    actor = untrained(**config, attn_implementation=VARLEN.NAME).train()
+    with pytest.raises(ValueError, match="packed rows"):
+        actor(**{"input_ids": torch.zeros(1, 5, dtype=torch.long), "use_cache": False, **inputs})
+    row = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="packed rows"):
+        VARLEN.forward(actor, row, row, row, None, position_ids=torch.arange(5)[None], softcap=30.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_trial_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    def without_rows(q: Any, k: Any, v: Any, *_: Any, **more: Any) -> torch.Tensor:
+        ends = torch.tensor([0, len(q)], dtype=torch.int32)
+        return of_2_11(q, k, v, ends, ends, len(q), len(q), **more)
+
+    def without_window(*given: Any, **more: Any) -> torch.Tensor:
+        return of_2_11(*given, **more | {"window_size": (-1, 0)})
+
+    def twice_the_gradient(q: Any, k: Any, *given: Any, **more: Any) -> torch.Tensor:
+        return of_2_11(q, 2 * k - k.detach(), *given, **more)
+
+    fields = untrained(
+        hidden_size=96, num_attention_heads=12, num_key_value_heads=2, num_hidden_layers=3,
+        use_sliding_window=True, sliding_window=4096, max_window_layers=1, initializer_range=0.1,
+    ).config.to_dict()  # fmt: skip
+    for op in (of_2_11, without_rows, without_window, twice_the_gradient):
+        monkeypatch.setattr(VARLEN, "varlen_attn", op)
+        assert bool(difference(fields, dtype, "cpu")) == (op is not of_2_11), op
 
 
 def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,9 +371,13 @@ def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None
     assert model.load_valuehead_model(**given, model_config=config) == "sdpa"
 
 
-def test_the_values_of_packed_rows_are_those_of_each_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "torch_varlen"])
+def test_the_values_of_packed_rows_are_those_of_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    use(monkeypatch, "installed")
     untrained().save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path, attn_implementation="sdpa")
+    config = AutoConfig.from_pretrained(tmp_path, attn_implementation=attention)
     config.num_labels = 1
     critic = model.load_valuehead_model(tmp_path, torch.float32, config, False)
     rows = [torch.arange(n) % config.vocab_size for n in (5, 9, 1)]

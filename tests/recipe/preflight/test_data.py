@@ -339,6 +339,7 @@ trainer.n_gpus_per_node=2 trainer.nnodes=2 critic.fsdp.param_offload=true
 global_profiler.tool=torch reward.num_workers=3 eval.temperature=1.0 critic.cliprange_value=0.1
 trainer.val_before_train=true trainer.save_freq=1 trainer.test_freq=1
 trainer.logger=[console,file] trainer.total_training_steps=99
+{MODEL}.override_config.attn_implementation=null
 """  # no critic reads its setting
 
 
@@ -598,7 +599,7 @@ def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("", {"steps": "60 (0.117 epochs)"}),
+        ("", {"steps": "60 (0.117 epochs)", "attention": "sdpa, as set"}),
         ("recipe.weights.name=gaussian_covariance", {"method": "preset=paper"}),
         ("recipe.advantage.arguments.a=3", {"method": "grpo(a=3)"}),
         ("{A}.entropy_coeff=0.001", {"method": "0.001"}),

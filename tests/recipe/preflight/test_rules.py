@@ -11,17 +11,21 @@ import pytest
 import ray
 import torch
 import transfer_queue
-from composed import SHORT, changed
+from composed import SHORT, changed, composed
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 
 from recipe.config import verl_types
 from recipe.config.verl import NO_GRADIENT_KL
-from recipe.preflight import checks, names
+from recipe.preflight import attention, checks, names
 from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
 from recipe.preflight.engine import ENGINE
 from recipe.preflight.estimate import LAYERS, adapted
 from recipe.preflight.names import NAMES
+from recipe.preflight.resume import same_run
 from recipe.preflight.rules import Check, Setup, messages
+from recipe.run import host
+from recipe.run.folder import RunFolder
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
@@ -111,7 +115,7 @@ HALVES += f" {ACTOR_TOKENS}=120 {{R}}.{TOKENS}=120 {{REF}}.{TOKENS}=120"
 REF_ULYSSES = "{REF}.fsdp_config.ulysses_sequence_parallel_size=2"
 TWO_GPUS = "trainer.n_gpus_per_node=2 {A}.use_kl_loss=true {A}.ppo_micro_batch_size_per_gpu=32"
 TWO_GPUS += " {R}.log_prob_micro_batch_size_per_gpu=64 {REF}.log_prob_micro_batch_size_per_gpu=128"
-FLASH2 = "{MODEL}.override_config.attn_implementation=flash_attention_2"
+ATTENTION = "{MODEL}.override_config.attn_implementation"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
 REFUSED += [  # found by a call on a trial batch
@@ -146,13 +150,20 @@ REFUSED += [  # verl and its engines
     ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator=rloo recipe.advantage.name"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
-    (FLASH2, "attn_implementation flash_attn"),
+    (f"{REF_ULYSSES} trainer.n_gpus_per_node=2 {ATTENTION}=null", "null " + REF_ULYSSES),
+    (f"{ATTENTION}=flash_attention_2", "attn_implementation flash-attn kernels"),
+    (f"{ATTENTION}=flash_attention_3", "attn_implementation flash-attn-3 kernels"),
+    (f"{ATTENTION}=kernels-community/flash-attn2", "attn_implementation kernels"),
+    (f"{ATTENTION}=no_such_attention", "attn_implementation unknown"),
+    (f"{ATTENTION}=torch_varlen", "attn_implementation trainer.device=cpu"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
 ]
 ALLOWED_ENGINE = [
     "",
     "{R}.max_model_len=240",
+    f"{ATTENTION}=flex_attention",
+    f"{ATTENTION}=null",
     "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=1",
     "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
     f"{ACTOR_TOKENS}=239 {{R}}.{TOKENS}=239",  # not read with fixed sizes
@@ -319,7 +330,7 @@ def test_a_kl_loss_without_a_gradient_is_refused_and_no_other() -> None:
     assert without == set(NO_GRADIENT_KL)
 
 
-AGENT, ATTENTION = "{R}.agent.agent_loop", "{MODEL}.override_config.attn_implementation"
+AGENT = "{R}.agent.agent_loop"
 CLASS = "recipe.rollout.workers.GroupedAgentLoopManager"
 
 
@@ -347,9 +358,6 @@ CLASS = "recipe.rollout.workers.GroupedAgentLoopManager"
         ("{R}.router_config_path=gone.yaml", "router_config_path"),
         ("reward.reward_manager.module.path=gone.py", "reward_manager.module.path"),
         ("{A}.optim._target_=verl.workers.config.Gone", "optim._target_"),
-        (ATTENTION + "=no_such_attention", "attn_implementation"),
-        (ATTENTION + "=flex_attention", None),
-        (ATTENTION + "=kernels-community/flash-attn", None),
         ("trainer.rollout_data_dir=made/by/the/run", None),
     ],
 )
@@ -372,6 +380,68 @@ def test_a_package_for_gpus_may_be_missing_on_a_login_node(
         monkeypatch.setattr(names, "gpus_here", lambda gpus=gpus: gpus)
         monkeypatch.delitem(sys.modules, "needs_gpu", raising=False)
         assert len(errors(toy, "{MODEL}.external_lib=needs_gpu", NAMES)) == count
+
+
+# ------------------------------------------------------------------------- attention
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Any:
+    config = copy.deepcopy(composed("grpo"))
+    config.recipe.run_dir = str(tmp_path)
+    return config
+
+
+FLASH = "flash-attn flash-attn-3"
+
+
+@pytest.mark.parametrize(
+    ("packages", "capability", "changes", "wanted"),
+    [
+        ("", 9.0, "", "torch_varlen"),
+        ("", 8.0, "{A}.fsdp_config.mixed_precision={{param_dtype:fp16}}", "torch_varlen"),
+        ("", None, "", "torch_varlen"),  # a login node
+        ("", 7.5, "", "sdpa"),
+        ("", 9.0, "{MODEL}.use_remove_padding=false", "sdpa"),
+        ("", 9.0, "{REF}.fsdp_config.mixed_precision={{param_dtype:fp32}}", "sdpa"),
+        ("", 9.0, "trainer.device=cpu", "sdpa"),
+        (FLASH, 9.0, "", "flash_attention_3"),
+        (FLASH, 8.0, "", "flash_attention_2"),
+        ("flash-attn-3", 10.0, "", "torch_varlen"),
+        ("flash-attn-4", 9.0, "", "torch_varlen"),
+        ("", 9.0, f"{ATTENTION}=flex_attention", "flex_attention"),
+    ],
+)
+def test_null_is_what_the_machine_and_the_settings_allow(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, packages: str, capability: Any, changes: str,
+    wanted: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention, "installed", packages.split().__contains__)
+    monkeypatch.setattr(host, "compute_capability", lambda: capability)
+    with changed(gpu, changes.format(**SHORT).split()):
+        assert attention.planned(Setup(gpu))[0] == wanted
+
+
+@pytest.mark.parametrize(("problem", "chosen"), [("", "torch_varlen"), ("it is off", "sdpa")])
+def test_the_first_start_chooses_and_a_resumed_run_keeps_it(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, problem: str, chosen: str
+) -> None:
+    monkeypatch.setattr(attention, "installed", lambda _: False)
+    monkeypatch.setattr(host, "compute_capability", lambda: 9.0)
+    monkeypatch.setattr(attention, "tried", lambda _: problem)
+    resumed, other = copy.deepcopy(gpu), copy.deepcopy(gpu)
+    (message,) = attention.settle(gpu)
+    assert chosen in message and problem in message and attention.settle(gpu) == []
+    assert [Setup(gpu).get(key) for key in attention.KEYS] == [chosen, chosen]
+    folder = RunFolder(Path(gpu.recipe.run_dir))
+    OmegaConf.save(gpu, folder.config)
+    folder.metrics.touch()
+    monkeypatch.setattr(attention, "tried", lambda _: pytest.fail("tried again"))
+    monkeypatch.setattr(attention, "installed", lambda _: True)
+    assert list(same_run(Setup(resumed))) == [] and attention.settle(resumed)
+    assert [Setup(resumed).get(key) for key in attention.KEYS] == [chosen, chosen]
+    OmegaConf.update(other, attention.ATTENTION, "flex_attention")
+    assert attention.ATTENTION in "".join(same_run(Setup(other)))
 
 
 def test_layers_with_an_adapter(toy: Any) -> None:

@@ -79,9 +79,8 @@ def test_every_key_of_ours_has_a_type_and_a_meaning_and_every_typed_key_exists()
         assert any(f".{key}".endswith(f".{end}") for key in known_keys()), end
     for switch in SWITCHES:
         assert {switch.key, switch.read} <= known_keys(), switch
-    added = f"{verl.MODEL}.override_config.attn_implementation"  # verl's own is empty
     for pattern in verl.patterns(verl.KEYS):
-        assert any(map(pattern.fullmatch, [*known_keys(), added])), pattern
+        assert any(map(pattern.fullmatch, known_keys())), pattern
 
 
 NAME = "recipe.weights.name"

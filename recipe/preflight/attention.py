@@ -1,0 +1,163 @@
+"""The attention of a run: which names are available here, and which one null stands for.
+
+With ``attn_implementation: null`` (config/machine/gpu.yaml) the first start chooses, and writes its
+choice to the run's config.yaml. A resumed run keeps it.
+"""
+
+import importlib.metadata
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from prompt_aug.base.tokenizers import model_json
+from recipe.config.compose import one_line
+from recipe.config.verl import MODEL
+from recipe.preflight.rules import Setup, refuse
+from recipe.run import host
+from recipe.run.folder import read_config
+
+VARLEN = "torch_varlen"  # recipe/actor/varlen.py
+BUILT_IN = ("eager", "sdpa", "flex_attention", VARLEN)
+PACKAGES = {f"flash_attention_{n}": f"flash-attn{x}" for n, x in ((2, ""), (3, "-3"), (4, "-4"))}
+KEYS = [f"{model}.override_config.attn_implementation" for model in (MODEL, "critic.model")]
+ATTENTION = KEYS[0]
+PRECISION = "actor_rollout_ref.{}.fsdp_config.mixed_precision.param_dtype"
+DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+DTYPES |= {"fp16": torch.float16, "float16": torch.float16}
+IF_EQUAL = "if it agrees with eager attention on the GPU at the start, else sdpa"
+LENGTHS = (7, 1, 40)  # tokens of the rows that are tried
+
+
+def installed(package: str) -> bool:
+    """Return whether a distribution is installed; flash-attn and flash-attn-4 share a module."""
+    return any(importlib.metadata.distributions(name=package))
+
+
+def available(s: Setup) -> Iterator[str]:
+    """The attention exists, its package is installed, and torch_varlen can compute the run."""
+    for key in KEYS if s.critic else KEYS[:1]:
+        if (name := s.get(key)) is None:
+            continue
+        if name in PACKAGES or "/" in name:  # transformers takes those it lacks from `kernels`
+            packages = [*filter(None, [PACKAGES.get(name)]), "kernels"]
+            if not any(map(installed, packages)):
+                why = f"it needs the package {' or '.join(packages)}, which is not installed"
+                yield s.message(key, f"{why}. Install it (requirements/README.md), or set null.")
+        elif name == VARLEN and (why := unsuited(s)):
+            yield s.message(key, f"not with {why}. Set null.")
+        elif name not in BUILT_IN:
+            from transformers import AttentionInterface  # takes seconds
+
+            if name not in (known := AttentionInterface()):
+                yield s.message(key, f"unknown. Set one of eager, {VARLEN}, {', '.join(known)}.")
+
+
+def precisions(s: Setup) -> set[str]:
+    """Return the dtypes in which actor and reference model compute."""
+    return {str(s.get(PRECISION.format(role)) or "bf16") for role in ("actor", "ref")}
+
+
+def unsuited(s: Setup) -> str:
+    """Return why torch_varlen cannot compute a run whatever its model, "" if it may."""
+    capability, others = host.compute_capability(), sorted(precisions(s) - {*DTYPES})
+    reasons = {
+        f"trainer.device={s.trainer.device}": s.trainer.device != "cuda",
+        f"{MODEL}.use_remove_padding=false": not s.model.use_remove_padding,
+        f"param_dtype={', '.join(others)}": others,
+        f"a GPU of compute capability {capability}, below 8.0": (capability or 8.0) < 8.0,
+    }
+    return " and ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def choice(s: Setup) -> tuple[str, str]:
+    """Return the attention that null stands for, and why."""
+    if why := unsuited(s):
+        return "sdpa", why
+    hopper = host.compute_capability() in (None, 9.0)  # None: no GPU here, as on a login node
+    for name in ("flash_attention_3", "flash_attention_2")[not hopper :]:
+        if installed(PACKAGES[name]):
+            return name, f"the package {PACKAGES[name]} is installed"
+    return VARLEN, IF_EQUAL
+
+
+def planned(s: Setup) -> tuple[str, str]:
+    """Return the attention that a start would take, and why."""
+    if name := s.get(ATTENTION):
+        return name, "as set"
+    before = read_config(s.folder.root) if s.folder.begun else {}
+    name = OmegaConf.select(OmegaConf.create(before), ATTENTION)
+    return (name, "as in the run folder") if name else choice(s)
+
+
+def settle(config: DictConfig) -> list[str]:
+    """Replace null by the planned attention, of which torch_varlen is tried; return a message."""
+    s = Setup(config)
+    if not (keys := [key for key in KEYS if s.get(key) is None]):
+        return []
+    name, why = planned(s)
+    if why == IF_EQUAL:
+        problem = tried(s)
+        name, why = ("sdpa", problem) if problem else (name, "it agrees with eager attention")
+    for key in keys:
+        OmegaConf.update(config, key, name, force_add=True)
+    refuse([available], s)  # the package of an earlier step may be gone
+    return [f"attention {name}: {why}"]
+
+
+def tried(s: Setup) -> str:
+    """Return why this machine's GPU does not compute the model with torch_varlen, "" if it does."""
+    fields = model_json(s.model.path, "config.json")
+    if fields is None or not host.gpus_here():
+        return f"no {'GPU here' if fields else 'config.json'} to try {VARLEN} with"
+    fields |= s.get(f"{MODEL}.override_config") or {}
+    dtype = DTYPES[max(precisions(s))]
+    try:  # in another process, since this one would keep memory of the GPU
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(difference, fields, dtype).result()
+    except (RuntimeError, ValueError, TypeError, ImportError) as error:
+        return f"{VARLEN} failed: {one_line(error)[:200]}"
+
+
+def difference(fields: dict[str, Any], dtype: torch.dtype, device: str = "cuda") -> str:
+    """Return how torch_varlen on packed rows differs from eager attention row by row, "" if not.
+
+    A small model with the attention of `fields`, of a config.json, computes logits and gradients.
+    The error of a tensor is the largest difference to float32 as a share of its largest value.
+    Accepted is three times eager's own error in `dtype`, and 0.01.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import recipe.actor.varlen  # noqa: F401  (registers torch_varlen)
+
+    fields = {k: v for k, v in fields.items() if k != "attn_implementation"}
+    if kinds := sorted(set(getattr(AutoConfig.for_model(**fields), "layer_types", None) or ())):
+        fields["layer_types"] = kinds
+    if fields.get("sliding_window"):
+        fields["sliding_window"] = 8  # shorter than a row
+    fields |= {"num_hidden_layers": len(kinds) or 2, "intermediate_size": 64}
+    fields |= {"vocab_size": 64, "pad_token_id": None}
+    places = [torch.arange(n, device=device)[None] for n in LENGTHS]
+    ids = [row * row.shape[1] % 64 for row in places]
+
+    def values(name: str, kind: torch.dtype, *inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(0)  # the same weights
+        config = AutoConfig.for_model(**fields)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=name).to(device, kind)
+        rows = zip(*inputs, strict=True)
+        parts = [model.train()(row, position_ids=at, use_cache=False).logits[0] for row, at in rows]
+        logits = torch.cat(parts).float()
+        logits.square().mean().backward()
+        gradients = [p.grad.float() for p in model.parameters() if p.dim() == 2]
+        return [logits.detach(), *gradients]
+
+    exact, eager = (values("eager", kind, ids, places) for kind in (torch.float32, dtype))
+    packed = values(VARLEN, dtype, [torch.cat(ids, 1)], [torch.cat(places, 1)])
+    for x, y, wanted in zip(packed, eager, exact, strict=True):
+        error, usual = (float((z - wanted).abs().max() / wanted.abs().max()) for z in (x, y))
+        if not error <= 3 * usual + 0.01:  # also for NaN
+            return f"{VARLEN} is off by {error:.2g} of a largest value, eager by {usual:.2g}"
+    return ""
