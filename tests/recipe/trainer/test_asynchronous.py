@@ -183,11 +183,6 @@ def test_trained_lengths_are_sampled_lengths(
     assert (abs(z) > 4) is biased
 
 
-def test_mann_whitney_by_hand() -> None:
-    """Ranks of 1 2 2 3 are 1 2.5 2.5 4; variance 4/12 (5 - 6/12) = 1.5."""
-    assert mann_whitney([1, 2], [2, 3]) == pytest.approx((3.5 - 5) / 1.5**0.5)
-
-
 @pytest.mark.parametrize("max_gen_batches", [1, 3])
 def test_dynamic_sampling_keeps_the_order_and_the_window(
     monkeypatch: pytest.MonkeyPatch, max_gen_batches: int
