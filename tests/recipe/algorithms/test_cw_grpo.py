@@ -190,15 +190,6 @@ def test_responses_without_tokens_do_not_count() -> None:
         close(result, [*wanted.tolist(), [0, 0]])
 
 
-def test_the_mean_over_a_group_is_the_covariance_over_its_tokens() -> None:
-    logprobs_BT, advantages_BT, mask_BT, group_B = example()
-    c_BT = token_covariance(logprobs_BT, advantages_BT, mask_BT, group_B)
-    for group in range(3):
-        real = (mask_BT == 1) & (group_B == group)[:, None]
-        pairs = np.cov(logprobs_BT[real].numpy(), advantages_BT[real].numpy(), bias=True)
-        assert float(c_BT[real].mean()) == pytest.approx(pairs[0, 1], abs=1e-12)
-
-
 def test_without_variance_it_is_exactly_zero() -> None:
     logprobs_BT, _, mask_BT, group_B = example(size=7)
     mask_BT[:, 0] = 0  # responses need not begin with a real token, nor have one
