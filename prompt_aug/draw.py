@@ -1,7 +1,7 @@
 """Draw the template and the rephrasing of a rollout: pure functions without a random generator.
 
     x = BLAKE2b-64(seed, epoch, uid[, rollout]) / 2^64  in [0, 1)
-    template = the first k with  w_1 + ... + w_k > x (w_1 + ... + w_n)
+    template = number floor(x n) of n
 
 A draw depends on its arguments alone, so it is the same for any number of workers, on every node,
 and after a resume. arXiv 2602.03190 draws one template per question and epoch, shared by the whole
@@ -10,9 +10,7 @@ group (unseeded, uniform over 13).
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Literal, get_args
 
 Mode = Literal["per_question", "per_rollout", "fixed"]
@@ -26,31 +24,22 @@ def draw(
     uid: str,
     rollout: int = 0,
     names: Sequence[str],
-    weights: Sequence[float] | None = None,
     mode: Mode = "per_question",
 ) -> str:
     """Return the name of the template of one rollout.
 
     `uid` identifies the question; `rollout` counts within its group and matters in the mode
-    "per_rollout" only. `weights` belong to `names`, need not sum to 1, and are uniform if None; a
-    name of weight 0 is never drawn. "fixed" requires exactly one name.
-    Raises ValueError for no names, repeated names, impossible weights or an unknown mode.
+    "per_rollout" only. "fixed" requires exactly one name.
+    Raises ValueError for no names, repeated names or an unknown mode.
     """
-    _check(names, weights, mode)
+    _check(names, mode)
     if mode == "fixed":
         return names[0]
     key = [int(seed), int(epoch), str(uid)]
     if mode == "per_rollout":
         key.append(int(rollout))
     digest = hashlib.blake2b(json.dumps(["template", *key]).encode(), digest_size=8).digest()
-    number = int.from_bytes(digest)
-    if weights is None:
-        return names[number * len(names) >> 64]
-    sums = list(accumulate(weights))
-    point = number / 2**64 * sums[-1]
-    drawn = [(n, total) for n, total, w in zip(names, sums, weights, strict=True) if w > 0]
-    # The default is for a point that is rounded up to the sum of all weights.
-    return next((name for name, total in drawn if point < total), drawn[-1][0])
+    return names[int.from_bytes(digest) * len(names) >> 64]
 
 
 def rephrasing(*, rollout: int, per_rephrasing: int, available: int) -> int:
@@ -71,18 +60,12 @@ def rephrasing(*, rollout: int, per_rephrasing: int, available: int) -> int:
     return rollout // per_rephrasing % (available + 1)
 
 
-def _check(names: Sequence[str], weights: Sequence[float] | None, mode: str) -> None:
+def _check(names: Sequence[str], mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"unknown draw mode {mode!r}: known are {', '.join(MODES)}")
     if isinstance(names, str) or not names:
         raise ValueError("names must be a non-empty list of template names")
     if len(set(names)) != len(names):
-        raise ValueError(f"a template is named twice in {list(names)}: use weights instead")
+        raise ValueError(f"a template is named twice in {list(names)}")
     if mode == "fixed" and len(names) != 1:
         raise ValueError(f"mode 'fixed' needs exactly one template, got {len(names)}")
-    if weights is None:
-        return
-    if len(weights) != len(names):
-        raise ValueError(f"{len(weights)} weights for {len(names)} templates: give one for each")
-    if not all(math.isfinite(w) and w >= 0 for w in weights) or not sum(weights) > 0:
-        raise ValueError(f"weights must be finite, not negative, and not all 0: {list(weights)}")

@@ -28,7 +28,6 @@ from prompt_aug.base.files import FileError, read_json, read_text
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-LONGEST = 200  # characters of a value in a message
 UNSET = "???"  # OmegaConf's mark of a mandatory value
 
 # ------------------------------------------------------------------------- types of values
@@ -60,17 +59,17 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-# Rejects the empty text that an unset shell variable leaves.
-Text = Annotated[str, Field(pattern=r"\S"), _must(lambda text: text != UNSET, "is not set")]
+Text = Annotated[
+    str,
+    _must(str.strip, "must not be empty (is a shell variable not set?)"),
+    _must(lambda text: text != UNSET, "is not set"),
+]
 FileName = Annotated[  # a folder's, so without a slash or a dot at its start
     Text, _must(re.compile(r"\w[\w.-]*").fullmatch, "should have letters, digits, . _ - only")
 ]
 Texts = Annotated[list[Text], BeforeValidator(as_list)]
 _DISTINCT = _must(lambda names: len(set(names)) == len(names), "a name is listed twice")
 Names = Annotated[list[Text], Field(min_length=1), _DISTINCT]
-Weights = Annotated[
-    list[Annotated[float, Field(ge=0)]], _must(lambda w: not w or sum(w) > 0, "all weights are 0")
-]
 Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]  # Several[Level]: a list in the file
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -83,18 +82,6 @@ Part = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of numpy and vLLM
 
 # ------------------------------------------------------------------------- reading
-
-WORDING = {  # of pydantic's errors that use Python's terms
-    "string_pattern_mismatch": "must not be empty (is a shell variable not set?)",
-    "string_type": "should be text",
-    "bool_type": "should be true or false",
-    "int_type": "should be a whole number",
-    "float_type": "should be a number",
-    "list_type": "should be a list, as [a, b]",
-    "tuple_type": "should be a list, as [a, b]",
-    "dict_type": "should be a section of keys and values",
-    "model_type": "should be a section of keys and values",
-}
 
 
 class _UniqueKeyLoader(yaml.CSafeLoader):
@@ -144,13 +131,8 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind, config=None if is_record else STRICT)
 
 
-def problems(
-    checker: TypeAdapter[Any], value: Any, key: str = "", why: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return {full key: message} for all that is wrong with `value`, which is named `key`.
-
-    `why` holds a reason for keys whose range does not explain itself.
-    """
+def problems(checker: TypeAdapter[Any], value: Any, key: str = "") -> dict[str, str]:
+    """Return {full key: pydantic's message} for all that is wrong with `value`, named `key`."""
     try:
         checker.validate_python(value)
     except ValidationError as error:
@@ -158,50 +140,31 @@ def problems(
         # Of the alternatives of a union the one with the right type explains the most.
         errors = sorted(error.errors(include_url=False), key=lambda e: e["type"].endswith("_type"))
         for problem in errors:
-            place = _keys(problem["loc"], value, problem["type"])
-            name = _full_key(key, place)
-            message = _message(checker, name, place, problem)
-            reason = (why or {}).get(name)
-            lines.setdefault(name, message + (f" ({reason})" if reason else ""))
+            name = _full_key(key, value, problem)
+            lines.setdefault(name, _message(checker, name, problem))
         return lines
     return {}
 
 
-def _message(checker: TypeAdapter[Any], name: str, place: list[Any], problem: Any) -> str:
-    value, kind = problem["input"], problem["type"]
-    prefix = f"{name}: " if name else ""
-    if kind == "extra_forbidden":
-        meant = closest(str(place[-1]), _fields(checker)) or ". Remove it."
-        return f"{prefix}unknown key{meant}"
-    if name and (kind == "missing" or value is None or value == UNSET):
-        return f"{prefix}not set. Give it a value."
-    reason = WORDING.get(kind) or problem["msg"].removeprefix("Value error, ")
-    reason = re.sub("^(Input|Value|List|Tuple) should", "should", reason)
-    if not name or isinstance(value, Mapping | BaseModel):
-        return prefix + reason
-    text = shown(value)
-    return f"{name}={text[:LONGEST]}{' ...' if len(text) > LONGEST else ''}: {reason}"
+def _message(checker: TypeAdapter[Any], name: str, problem: Any) -> str:
+    given, reason = problem["input"], problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        reason = f"unknown key{closest(problem['loc'][-1], _fields(checker)) or '. Remove it.'}"
+    elif problem["type"] == "missing" or given == UNSET:
+        reason = "not set. Give it a value."
+    elif name and not isinstance(given, Mapping | BaseModel):
+        name += f"={shown(given):.200}"
+    return f"{name}: {reason}" if name else reason
 
 
-def _keys(place: tuple[int | str, ...], value: Any, kind: str) -> list[int | str]:
-    """Return pydantic's location without the names of the alternatives of a union."""
-    keys: list[int | str] = []
-    for number, part in enumerate(place, start=1):
-        last_missing = number == len(place) and kind == "missing"
-        if isinstance(value, Mapping) and (part in value or last_missing):
-            value = value.get(part)
-        elif isinstance(value, list | tuple) and isinstance(part, int):
-            value = value[part] if part < len(value) else None
-        else:
-            continue
-        keys.append(part)
-    return keys
-
-
-def _full_key(key: str, place: list[int | str]) -> str:
-    """Return ``recipe.augment.weights[1]`` for ``recipe`` and [augment, weights, 1]."""
-    for part in place:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+def _full_key(key: str, value: Any, problem: Any) -> str:
+    """Return ``recipe.augment.templates[1]``, without the names of a union's alternatives."""
+    missing = problem["loc"][-1] if problem["type"] == "missing" else None
+    for part in problem["loc"]:
+        if isinstance(value, list | tuple) and isinstance(part, int):
+            key, value = f"{key}[{part}]", value[part] if part < len(value) else None
+        elif isinstance(value, Mapping) and (part in value or part == missing):
+            key, value = f"{key}.{part}", value.get(part)
     return key.removeprefix(".")
 
 

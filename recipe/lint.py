@@ -52,10 +52,8 @@ MAIN, TRAIN = "verl.trainer.main_ppo", "recipe.train"
 PROGRAMS = (MAIN, TRAIN, "recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
 SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]dapo[./]\S*main_dapo")
 SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
-OPTIONS = (  # with a value
-    *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
-    *("--cfg", "-c", "--package", "-p"),
-)
+# With a value
+OPTIONS = "--config-name -cn --config-path -cp --config-dir -cd --cfg -c --package -p".split()
 LARGEST, MOST = 1_000_000, 5_000  # bytes and settings of a file; a command counts as 100
 # Values of verl's V1 trainer with FSDP; others are skipped.
 ENGINES = {
@@ -66,10 +64,7 @@ ENGINES = {
 }
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"
-FREE = (
-    *("model_engine", "trainer.device", f"{ROLLOUT}.name"),
-    "algorithm.filter_groups.metric",
-)
+FREE = ("model_engine", "trainer.device", f"{ROLLOUT}.name", "algorithm.filter_groups.metric")
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ LONGEST, MOST = 20_000, 300  # characters and words of a variable
 COMMANDS = 5_000  # after these no text is read as a script
 CONTINUED = "\\\n"
 BRANCHES = (
-    *("if_statement", "case_statement", "list", "function_definition"),
-    *("for_statement", "c_style_for_statement", "while_statement"),
-)
+    "if_statement", "case_statement", "list", "function_definition",
+    "for_statement", "c_style_for_statement", "while_statement",
+)  # fmt: skip
 CLAUSES = ("elif_clause", "else_clause", "case_item")
 EXPANSIONS = ("simple_expansion", "expansion")
 # The name of a variable, and the operator before a default.

@@ -106,9 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--keys", action="store_true", help="the settings of this project, a line each"
     )
-    only.add_argument(
-        "--cfg", action="store_true", help="every key, its value, and the file that set it"
-    )
+    only.add_argument("--cfg", action="store_true", help="every key and its value, a line each")
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
@@ -142,7 +140,7 @@ def do(given: argparse.Namespace) -> int:
         print(settings.page())
     elif given.cfg:
         show.notes(given.example, given.overrides)
-        print(show.with_sources(given.example, given.overrides))
+        print(show.every_key(given.example, given.overrides))
     else:
         return start(given.example, given.overrides, given.dry_run)
     return 0

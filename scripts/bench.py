@@ -1,36 +1,400 @@
-"""Benchmarks and long checks, one subcommand each: `bench.py NAME --help`."""
+"""Benchmarks, one subcommand each: `python scripts/bench.py NAME --help`."""
 
-import ast
-import importlib
+import functools
+import inspect
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.files import iter_lines, read_json
+from prompt_aug.base.progress import track
+from prompt_aug.extraction import EXTRACTIONS, extraction
+from recipe.run.environment import ENGINE_THREADS
+from recipe.run.folder import read_config, read_metrics
+from recipe.run.host import ROOT
 
-FOLDER = Path(__file__).resolve().parent / "benchmarks"
-NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+# ------------------------------------------------------------------------- step
+
+PARTS = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
+WORKER = [
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
+    "actor_rollout_ref.model.external_lib=[recipe.patches.cpu.engines,recipe.rollout.agent_loop]",
+]
+POLL = ["recipe.rollout.poll_seconds=2.0"]
+EXECUTOR = ["actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp"]
+ACTOR = ["actor_rollout_ref.model.external_lib=recipe.patches.cpu.engines"]
+BLOCKS = ["actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=128"]
+ENGINE = [f"{ENGINE_THREADS}={len(os.sched_getaffinity(0))}", *BLOCKS]
+DEFAULT = "+ small blocks of the prompt cache"
+DIFFERENCE = "training/rollout_probs_diff_max"  # verl's: largest over the tokens of a step
+# Variant -> overrides that restore verl's default, and NAME=value for the environment.
+VARIANTS = {
+    "verl's defaults": WORKER + POLL + EXECUTOR + ENGINE,
+    "+ short poll": WORKER + EXECUTOR + ENGINE,
+    "+ engine in its core process": WORKER + ENGINE,
+    "+ questions, not rollouts": ACTOR + ENGINE,
+    "+ prefix trees in the actor": ENGINE,
+    "+ half of the threads for the engine": BLOCKS,
+    DEFAULT: [],
+    "+ bypass mode": ["algorithm.rollout_correction.bypass_mode=true"],
+}
 
 
-def summary(name: str) -> str:
-    """Return the first line of a benchmark's docstring without importing the benchmark."""
-    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
+def train(example: str, run_dir: Path, steps: int, settings: Sequence[str]) -> list[dict[str, Any]]:
+    """Train `steps` steps without validation and checkpoints; return the metrics of each.
+
+    A setting of `ENGINE_THREADS` is a variable of the environment, the others are overrides.
+    """
+    overrides = [s for s in settings if not s.startswith(ENGINE_THREADS)]
+    variables = dict(s.split("=") for s in settings if s.startswith(ENGINE_THREADS))
+    command = [sys.executable, "-m", "recipe.train", example, f"recipe.run_dir={run_dir}"]
+    command += [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
+    command += ["trainer.test_freq=-1", "trainer.val_before_train=false", *overrides]
+    if len(read_metrics(run_dir)) < steps:
+        subprocess.run(command, check=True, env={**os.environ, **variables})
+    return read_metrics(run_dir)
+
+
+def step(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """Seconds of a CPU step: verl's defaults, then this project's changes added one by one.
+
+    Each variant is a real run of examples/toy from the same start model. The table holds the median
+    seconds of the steps after the first, and the ratio to the project's default. The last variant
+    uses the engine's log-probabilities as the old ones (verl's bypass mode). The line below the
+    table is the largest difference between engine and actor. Finished variants are not run again.
+    """
+    parser.add_argument("--steps", type=int, default=6, help="of each variant")
+    parser.add_argument("--only", nargs="+", default=[""], help="variants with one of these words")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_step"), help="for the runs")
+    given = parser.parse_args(arguments)
+    runs = {
+        name: train("toy", given.out / re.sub(r"\W+", "_", name).strip("_"), given.steps, settings)
+        for name, settings in VARIANTS.items()
+        if name == DEFAULT or any(word in name for word in given.only)
+    }
+    rows = {
+        name: {p: statistics.median(m[f"timing_s/{p}"] for m in lines[1:]) for p in PARTS}
+        for name, lines in runs.items()
+    }
+    print(f"| median seconds | {' | '.join(PARTS)} | step / default |")
+    print("|---" * (len(PARTS) + 2) + "|")
+    for name, row in rows.items():
+        cells = " | ".join(f"{row[p]:.2f}" for p in PARTS)
+        print(f"| {name} | {cells} | {row['step'] / rows[DEFAULT]['step']:.2f} |")
+    largest = max(m[DIFFERENCE] for m in runs[DEFAULT])
+    print(f"largest difference of a token's probability, engine and actor: {largest:.1e}")
+
+
+# ------------------------------------------------------------------------- model
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the seconds of one call, including the work that it starts on the device."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    synchronize()
+    began = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - began
+
+
+def product_rate(shape: Any, dtype: Any, rows: int, rounds: int) -> float:
+    """Return the operations per second of the products of one layer with `rows` tokens."""
+    import torch
+
+    sizes = [(shape.hidden, shape.intermediate), (shape.intermediate, shape.hidden)]
+    sizes += [(shape.hidden, shape.heads * shape.head_dim)] * 2
+    pairs = [(torch.randn(rows, k).to(dtype), torch.randn(n, k).to(dtype)) for k, n in sizes]
+
+    def products() -> None:
+        for left, right in pairs:
+            torch.nn.functional.linear(left, right)
+
+    done = sum(2 * rows * right.numel() for _, right in pairs)
+    rates = [done / seconds(products) for _ in range(rounds)]
+    return statistics.median(rates[rounds // 10 :])
+
+
+def model(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """Shares of the processor's matrix products that a CPU step of a real model reaches.
+
+    Trains some steps of `--example` with `--model` on `--data`, then measures products of the
+    model's own shapes. With P parameters, a pass over T tokens costs 2 P T operations and an update
+    6 P T; T counts each prompt once and every response. Groups without signal have no backward
+    pass, so the update's figure assumes (2 + 4 s) P T for the share s of groups with one. The rate
+    is that of the step's precision, the median of `--rounds`. Beside other work all figures are
+    lower.
+    """
+    parser.add_argument("--model", required=True, help="a folder")
+    parser.add_argument("--data", required=True, help="a .parquet of questions")
+    parser.add_argument("--example", default="smollm2", help="whose settings are used")
+    parser.add_argument("--steps", type=int, default=3, help="the first is not counted")
+    parser.add_argument("--rounds", type=int, default=100, help="of the products")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_model"), help="the run")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the training")
+    given = parser.parse_intermixed_args(arguments)
+    import torch
+
+    from recipe.config.shapes import shape_of
+
+    settings = [f"data.{key}=[{given.data}]" for key in ("train_files", "val_files")]
+    settings += [f"recipe.model_path={given.model}", *given.overrides]
+    lines = train(given.example, given.out, given.steps, settings)[1:]
+    config, shape = read_config(given.out), shape_of(given.model)
+    rollout, questions = config["actor_rollout_ref"]["rollout"], config["data"]["train_batch_size"]
+    dtype, responses = getattr(torch, rollout["dtype"]), rollout["n"]
+    sizes = {"gen": questions * responses, "old_log_prob": 1024, "update_actor": 1024}
+    best = {part: product_rate(shape, dtype, size, given.rounds) for part, size in sizes.items()}
+    print(f"{dtype} products\n| part | rows | GFLOP/s | seconds | GFLOP/s | share |")
+    print("|---|---|---|---|---|---|")
+    for part, size in sizes.items():
+        done = 0.0
+        for line in lines:
+            lengths = line["prompt_length/mean"] + responses * line["response_length/mean"]
+            signal = 1 - line["train/no_signal_groups"]
+            passes = 2 + 4 * signal if part == "update_actor" else 2
+            done += passes * shape.parameters * questions * lengths
+        taken = [line[f"timing_s/{part}"] for line in lines]
+        reached = done / sum(taken)
+        rates = f"{best[part] / 1e9:.0f} | {statistics.mean(taken):.1f} | {reached / 1e9:.0f}"
+        print(f"| {part} | {size} | {rates} | {reached / best[part]:.0%} |")
+
+
+# ------------------------------------------------------------------------- attention
+
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def packed(tokens: int, device: str) -> dict[str, Any]:
+    """Return one row of `tokens` tokens; each sequence has positions from 0."""
+    import torch
+
+    draw = torch.Generator().manual_seed(tokens)
+    cuts = torch.randint(300, 1501, (tokens // 300 + 1,), generator=draw).cumsum(0)
+    ends = [0, *(int(cut) for cut in cuts if cut < tokens), tokens]
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
+    ids = torch.randint(0, 1000, (1, tokens), generator=draw)
+    return {"input_ids": ids.to(device), "position_ids": positions[None].to(device)}
+
+
+def attention(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """Update of the actor on one GPU, by attention and tokens of a micro-batch.
+
+    A bfloat16 model of random weights, with the shape of Qwen2.5-Math-1.5B, computes
+    log-probabilities (forward) and an update (forward and backward, gradient checkpointing) of
+    packed sequences of 300 to 1,500 tokens (the last is cut). MFU is 8 operations per parameter and
+    token, as a share of --peak. Sharding, optimizer and verl's own work are not included. A CPU
+    runs a tiny model.
+    """
+    parser.add_argument("--attention", nargs="+", default=["sdpa"], help="implementations")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[512, 1024], help="micro-batches")
+    parser.add_argument("--repeats", type=int, default=3, help="calls; the median counts")
+    parser.add_argument("--peak", type=float, default=989e12, help="FLOP/s in bfloat16")
+    given = parser.parse_args(arguments)
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    import recipe.actor.varlen  # noqa: F401  (registers torch_varlen)
+    from recipe.patches.logprobs import logprobs
+
+    cuda, shapes = torch.cuda.is_available(), read_json(ROOT / "recipe/config/shapes.json")
+    device, fields = ("cuda", shapes["Qwen/Qwen2.5-Math-1.5B"]) if cuda else ("cpu", TINY)
+
+    def median(work: Callable[[Any, Any], object], actor: Any, batch: dict[str, Any]) -> float:
+        call = functools.partial(work, actor, batch)
+        seconds(call)  # also compiles
+        return statistics.median(seconds(call) for _ in range(given.repeats))
+
+    def forward(actor: Any, batch: dict[str, Any]) -> torch.Tensor:
+        logits = actor(**batch, use_cache=False).logits[0, :-1]
+        return logprobs(logits, batch["input_ids"][0, 1:])
+
+    def update(actor: Any, batch: dict[str, Any]) -> None:
+        forward(actor, batch).mean().backward()
+
+    print("| attention | tokens | update, us a token | log-probs | MFU | peak GB |")
+    print("|---|---|---|---|---|---|")
+    for name in given.attention:
+        with torch.device(device):
+            config = Qwen2Config(**fields, attn_implementation=name)
+            actor = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+        actor.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for tokens in given.tokens:
+            batch = packed(tokens, device)
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            times = [median(update, actor, batch)]
+            peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else float("nan")
+            with torch.no_grad():
+                times.append(median(forward, actor, batch))
+            actor.zero_grad(set_to_none=True)
+            share = 8 * actor.num_parameters() * tokens / times[0] / given.peak
+            cells = " | ".join(f"{1e6 * t / tokens:.1f}" for t in times)
+            print(f"| {name} | {tokens:,} | {cells} | {share:.3f} | {peak:.1f} |", flush=True)
+
+
+# ------------------------------------------------------------------------- grading
+
+NAMES = {  # of columns; the first that exists is used
+    "response": ("response", "completion", "generation", "output", "solution"),
+    "gold": ("gold", "gt", "ground_truth", "ground_truth_answer", "answer"),
+    "verdict": ("is_correct", "correct", "verdict", "score"),
+}
+HOSTILE = (
+    "9^{9^{9^9}}",
+    "(10^9)!",
+    "((9!)!)!",
+    "1" * 10**6,
+    "{" * 2000 + "1" + "}" * 2000,
+    r"\sqrt{" * 300 + "2" + "}" * 300,
+    r"\sum_{k=1}^{10^9} \frac{1}{k}",
+    r"(x+1)^{100000} - x^{9^{9^9}}",
+    r"\sum_{k=1}^{98765} \frac{1}{k!}",
+)
+
+
+def workload(ordinary: int, hostile: int, seed: int) -> list[tuple[str, ...]]:
+    """Return shuffled (kind, response, gold); kind is right, wrong or hostile."""
+    rng = random.Random(seed)
+    golds = [rf"\frac{{{n}}}{{{n + 1}}}" for n in range(1, 400)]
+    golds += [str(n) for n in range(400)] + [rf"{n}\sqrt{{3}}" for n in range(2, 90)]
+    text = "We compute step by step: " + "then $a+b=c$ and so on. " * 40
+    rows: list[tuple[str, ...]] = []
+    for index in range(ordinary):
+        gold = rng.choice(golds)
+        kind = "wrong" if index % 4 == 3 else "right"
+        respelled = gold.replace(r"\frac", r"\dfrac") + " "
+        answer = (gold, respelled, gold, gold + " + 1")[index % 4]
+        rows.append((kind, rf"{text}Thus $\boxed{{{answer}}}$.", gold))
+    for index in range(hostile):
+        rows.append(("hostile", rf"\boxed{{{HOSTILE[index % len(HOSTILE)]}}}", rng.choice(golds)))
+    rng.shuffle(rows)
+    return rows
+
+
+def stored(node: Any, question: str = "", gold: Any = None) -> Iterator[tuple[str, ...]]:
+    """Yield (verdict, response, gold, question) of a line; the verdict is "right" or "wrong"."""
+    if not isinstance(node, Mapping):
+        return
+    found = {
+        kind: next((node[name] for name in names if name in node), None)
+        for kind, names in NAMES.items()
+    }
+    question = node.get("question") or node.get("problem") or question
+    gold = found["gold"] if found["gold"] is not None else gold
+    responses, verdicts = found["response"], found["verdict"]
+    if gold is not None and responses is not None and verdicts is not None:
+        pairs = (responses, verdicts) if isinstance(responses, list) else ([responses], [verdicts])
+        answer = re.split(r"####|\n?A:", str(gold))[-1].strip()
+        for response, verdict in zip(*pairs, strict=True):
+            yield "right" if float(verdict) == 1.0 else "wrong", response, answer, question
+    for inner in node.values():
+        yield from stored(inner, question, gold)
+
+
+def score_all(
+    name: str, score: Callable[[str, str], bool], rows: Sequence[tuple[str, ...]]
+) -> dict[str, object]:
+    """Score all rows from 64 threads and count the verdicts by kind, the first entry of a row."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(64) as threads:
+        scored = threads.map(lambda row: score(row[1], row[2]), rows)
+        verdicts = [next(scored) for _ in track(rows, name, "completions")]
+    counts = Counter(
+        f"{kind} scored {'right' if right else 'wrong'}"
+        for (kind, *_), right in zip(rows, verdicts, strict=True)
+    )
+    return {"grader": name, "seconds": round(time.perf_counter() - start, 2), **counts}
+
+
+def grading(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """Ordinary and hostile completions graded by this grader and by verl's, side by side.
+
+    Three in four of the ordinary ones are right (as written or respelled). 64 threads send the same
+    pairs to each grader, like an asynchronous reward loop. verl's function is
+    `reward_score.math_verify.compute_score`. Its limit of 30 s starts at submission, so right
+    answers behind hostile ones can time out. Prints JSON.
+
+    ``--corpus FOLDER`` grades real completions with stored verdicts: every .jsonl file below the
+    folder, with a response, a gold and a verdict under one of the names of `NAMES`, also nested or
+    as lists of equal length. If a gold is a worked solution, its end after "####" or "A:" is used.
+    Also prints up to 20 completions on which this grader and the verdict differ.
+    """
+    parser.add_argument("--ordinary", type=int, default=1024, help="ordinary completions")
+    parser.add_argument("--hostile", type=int, default=32, help="hostile ones, slow to evaluate")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice and the order")
+    parser.add_argument("--skip-verl", action="store_true", help="ours only")
+    parser.add_argument("--corpus", type=Path, help="folder of real completions with verdicts")
+    parser.add_argument("--extraction", choices=EXTRACTIONS, default="default", help="of a corpus")
+    given = parser.parse_args(arguments)
+    from prompt_aug.grading import grade
+
+    rows = workload(given.ordinary, given.hostile, given.seed)
+    if given.corpus:
+        files = sorted(given.corpus.rglob("*.jsonl"))
+        rows = [row for file in files for line in iter_lines(file) for row in stored(line)]
+    questions = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
+    reading, grades = extraction(given.extraction), dict[tuple[str, str], Any]()
+
+    def ours(response: str, gold: str) -> bool:
+        key = response, gold
+        grades[key] = grade(*key, question=questions.get(key, ""), extraction=reading)
+        return grades[key].correct
+
+    report = score_all("prompt_aug.grading", ours, rows)
+    differ = [row for row in rows if grades[row[1], row[2]].correct != (row[0] == "right")]
+    for verdict, response, gold, *_ in differ[:20] if given.corpus else ():
+        graded = grades[response, gold]
+        grade_line = f"{verdict!r} stored, {graded.status}: {graded.extracted!r} for {gold!r}"
+        print(f"{grade_line}; ends {response[-60:]!r}")
+    statuses = Counter(grades[r, g].status for kind, r, g, *_ in rows if kind == "hostile")
+    print(json.dumps({**report, "statuses of the hostile": statuses}))
+    if not given.skip_verl:
+        from verl.utils.reward_score.math_verify import compute_score
+
+        theirs = score_all("verl math_verify", lambda r, g: compute_score(r, g) == 1.0, rows)
+        print(json.dumps(theirs))
+
+
+# ------------------------------------------------------------------------- commands
+
+BENCHMARKS: dict[str, tuple[Callable[[ArgumentParser, Sequence[str]], None], str]] = {
+    "step": (step, "--steps 6"),
+    "model": (model, "--model models/smollm2-warm --data data/smollm2/train.parquet"),
+    "attention": (attention, "--attention sdpa flex_attention --tokens 4096 8192 16384"),
+    "grading": (grading, "--corpus completions --extraction last_number"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] not in NAMES:
-        listed = "\n".join(f"{name:<16}{summary(name)}" for name in NAMES)
-        example = "python scripts/bench.py step --steps 6"
-        parser = make_parser("python scripts/bench.py", f"{__doc__}\n{listed}", example=example)
-        parser.add_argument("name", choices=NAMES, metavar="NAME", help="of a benchmark")
+    if not given or given[0] not in BENCHMARKS:
+        lines = [f"{n:<12}{inspect.getdoc(f)}".splitlines()[0] for n, (f, _) in BENCHMARKS.items()]
+        example, about = "python scripts/bench.py step --steps 6", "\n".join([str(__doc__), *lines])
+        parser = make_parser("python scripts/bench.py", about, example=example)
+        parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help="of a benchmark")
         parser.parse_args(given)  # prints the help or the error, and exits
     name, *rest = given
-    command = importlib.import_module(f"benchmarks.{name}")
+    benchmark, example = BENCHMARKS[name]
     called = f"python scripts/bench.py {name}"
-    parser = make_parser(called, command.__doc__, example=f"{called} {command.EXAMPLE}")
-    return run(f"bench {name}", lambda: command.main(parser, rest), interrupted="nothing is kept")
+    parser = make_parser(called, inspect.getdoc(benchmark), example=f"{called} {example}")
+    return run(f"bench {name}", lambda: benchmark(parser, rest), interrupted="nothing is kept")
 
 
 if __name__ == "__main__":

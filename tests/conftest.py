@@ -29,11 +29,11 @@ def _merges_once(module: Any) -> None:
 gc.disable()
 
 
-LONGEST = (
-    *("test_cpu.py", "test_merger.py", "test_kills.py", "test_doctor.py", "test_scripts.py"),
-    *("test_pipeline_e2e.py", "test_methods_e2e.py", "test_together_e2e.py", "test_sweep_e2e.py"),
-    *("test_notebook_e2e.py", "test_verifier_e2e.py", "test_server_e2e.py"),
-)
+LONGEST = """
+    test_cpu.py test_merger.py test_kills.py test_doctor.py test_scripts.py test_pipeline_e2e.py
+    test_methods_e2e.py test_together_e2e.py test_sweep_e2e.py test_notebook_e2e.py
+    test_verifier_e2e.py test_server_e2e.py
+""".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

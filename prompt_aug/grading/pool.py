@@ -32,9 +32,8 @@ _PYTHON = str(Path(sys.executable).absolute())
 _START_SECONDS = 300.0  # an import of sympy: 2 s, and over 120 s seen at a load of 50 on two cores
 _SLACK_SECONDS = 10.0  # the kernel ends a request first; this is for a worker that is itself stuck
 _KEPT_ENVIRONMENT = (
-    *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL"),
-    *("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX"),
-)
+    "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX",
+)  # fmt: skip
 
 
 class GraderError(UserError, RuntimeError):

@@ -42,8 +42,7 @@ class Advantages:
 
 def group_of(advantage: Mapping[str, Any]) -> str:
     """Return "question" or "rephrasing": the group over which ``recipe.advantage`` is taken."""
-    required = ADVANTAGES.facts(advantage["name"]).group
-    return str(advantage.get("group") or required or "question")
+    return ADVANTAGES.facts(advantage["name"]).group
 
 
 def logprob_temperature(weights: Mapping[str, Any]) -> float | None:
@@ -126,8 +125,7 @@ def shaped_rewards(
     if not history["enable"]:
         return rollouts.reward_B, {}
     rows = zip(rollouts.lengths, rollouts.shortest, rollouts.accuracy, strict=True)
-    floor = float(history["floor"])
-    extra = [length_reward(length, shortest, acc == 1.0, floor) for length, shortest, acc in rows]
+    extra = [length_reward(length, shortest, acc == 1.0) for length, shortest, acc in rows]
     extra_B = float(history["weight"]) * torch.tensor(extra, dtype=torch.float64)
     known_share = sum(shortest is not None for shortest in rollouts.shortest) / len(rollouts)
     metrics = {"history/reward": float(extra_B.mean()), "history/known": known_share}

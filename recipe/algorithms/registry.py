@@ -39,15 +39,16 @@ class Facts:
     the same name; a token weight may also name ``tokens``, its validated inputs
     (`recipe.algorithms.tokens.Tokens`). `settings` converts the function's section of the
     configuration (``recipe.weights.<name>``, ``arguments``) to keyword arguments and raises
-    ValueError for bad values; by default the section itself holds the arguments. `group`: required
-    grouping, "question" or "rephrasing"; None allows either. `rephrasings`: the method is defined
-    only with rephrasings. `parts`: "accuracy" and "format" if the function takes these in place of
-    the summed reward. `critic`: it reads a critic's values and returns the critic's targets too.
+    ValueError for bad values; by default the section itself holds the arguments. `group`: the
+    responses to a "question" with its rephrasings, or to each "rephrasing". `rephrasings`: the
+    method is defined only with rephrasings. `parts`: "accuracy" and "format" if the function takes
+    these in place of the summed reward. `critic`: it reads a critic's values and returns the
+    critic's targets too.
     """
 
     inputs: tuple[str, ...] = ()
     settings: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    group: str | None = None
+    group: str = "question"
     rephrasings: bool = False
     nonnegative_rewards: bool = False
     uses_rewards: bool = True

@@ -7,6 +7,8 @@ import torch
 from recipe.algorithms.groups import Numbers, group_index
 from recipe.algorithms.registry import advantage
 
+HINT = "{question}\n\nA correct solution:\n\n{solution}\n\nNow solve the question yourself."
+
 
 def solutions(
     accuracy: Sequence[float], texts: Sequence[str], group_B: Numbers
@@ -31,7 +33,7 @@ def sdpo(
 ) -> torch.Tensor:
     """A_it = log pi(o_it | q', o_i<t) - log pi(o_it | q, o_i<t), in nats, float64 of shape (B, T).
 
-    q' is the question with a right response of the same group in `recipe.hint`. Without one the
+    q' is the question with a right response of the same group in `HINT`. Without one the
     trainer gives equal log-probabilities, and A = 0. A group of right answers only has a signal,
     too; `algorithm.filter_groups` would evict it. `rewards_B` is not read. A pass over tokens
     drawn from pi makes this the gradient of the reverse KL from the policy to the teacher.

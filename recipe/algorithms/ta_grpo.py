@@ -11,7 +11,7 @@ from recipe.algorithms.grpo import grpo
 from recipe.algorithms.registry import advantage
 
 
-@advantage(group="question", rephrasings=True)
+@advantage(rephrasings=True)
 def ta_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     """Eq. 3: A_i^n = (R_i^n - mean) / (std + 1e-6) over the (N+1)G rewards of a question.
 

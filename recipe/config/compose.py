@@ -42,8 +42,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks, and mappings
 # whose keys are data sources, which `recipe.preflight.data` checks.
 ARGUMENTS = (
-    *("recipe.advantage.arguments", "recipe.weights.arguments"),
-    *("recipe.reward.verifiers", "recipe.source_weights", "eval.verifiers"),
+    "recipe.advantage.arguments",
+    "recipe.weights.arguments",
+    "recipe.reward.verifiers",
+    "recipe.source_weights",
+    "eval.verifiers",
 )
 # Sections that verl passes on as keyword arguments of other libraries: any key may be added there.
 OPEN = (
@@ -132,7 +135,7 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
     overrides = on_this_machine(folder, list(map(with_plus, overrides)))
     if errors := dict.fromkeys(why for text in overrides if (why := _refused(text, folder))):
         raise ConfigError("\n".join(errors))
-    given = _given(overrides)
+    given = by_key(overrides)
     try:
         with reading(folder):
             config = compose(
@@ -270,7 +273,7 @@ def _set_gradient(config: DictConfig) -> None:
             weights.gaussian_covariance.gradient = gradient
 
 
-def _given(overrides: list[str]) -> dict[str, str]:
+def by_key(overrides: list[str]) -> dict[str, str]:
     """Return key -> override of the command line that sets it, alone or in a section."""
     return {
         key: text

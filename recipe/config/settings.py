@@ -27,7 +27,6 @@ from prompt_aug.typed import (
     Share,
     Text,
     Weight,
-    Weights,
     shown,
 )
 from prompt_aug.verifiers import VerifierLimits
@@ -50,13 +49,6 @@ def _validation(key: str) -> str:
     return key
 
 
-def _hint(text: str) -> str:
-    if text.count("{question}") != 1 or text.count("{solution}") != 1:
-        raise ValueError("should contain {question} and {solution}, each once")
-    return text
-
-
-Hint = Annotated[str, AfterValidator(_hint)]
 ValidationKey = Annotated[str, AfterValidator(_validation)]
 
 
@@ -65,7 +57,6 @@ class Augment(Record):
 
     bank: Text | None = setting(None, "null: our 13; papers; or a file")
     templates: Names | None = setting(None, "names to draw from; null: the whole bank")
-    weights: Weights | None = setting(None, "of the templates; null: uniform")
     mode: Mode = setting("per_question", "per_question (the paper), per_rollout or fixed")
     format: FormatSetting = setting("strict", "strict, or published: each marker once")
     style: Style = setting("auto", "auto, chat, raw (base models), bare")
@@ -113,7 +104,6 @@ class Advantage(Record):
     """reward -> advantage, over whole groups (recipe/algorithms)."""
 
     name: Text = setting("grpo", "a function of recipe/algorithms, verl:NAME, or a dotted path")
-    group: Literal["question", "rephrasing"] | None = setting(None, "null: the name's default")
     arguments: dict[str, Any] | None = setting(None, "keyword arguments of the function")
 
 
@@ -155,7 +145,6 @@ class History(Record):
 
     enable: bool = setting(False, "add the length reward")
     weight: Above0 = setting(1.0, "of the length reward")
-    floor: Annotated[float, Field(ge=-1, le=0)] = setting(-0.7, "lowest of right answers")
 
 
 class Curriculum(Record):
@@ -164,7 +153,6 @@ class Curriculum(Record):
     enable: bool = setting(False, "choose the questions of a step")
     candidates: Positive = setting(4, "candidate questions for each one taken")
     target: Share = setting(0.5, "pass rate")
-    decay: Part = setting(0.5, "weight of the newest group in the running pass rate")
     value_model: bool = setting(False, "the critic predicts the pass rates, as in PCL")
 
 
@@ -191,10 +179,6 @@ class Recipe(Record):
     overlong_filter: bool = setting(False, "leave truncated responses out of the loss (DAPO)")
     history: History = History()
     curriculum: Curriculum = Curriculum()
-    hint: Hint = setting(
-        "{question}\n\nA correct solution:\n\n{solution}\n\nNow solve the question yourself.",
-        "prompt of SDPO's teacher",
-    )
     source_weights: dict[str, Above0] | None = setting(None, "{DATA_SOURCE: weight of its rows}")
     one_question: Text | Count | None = setting(None, "uid of the only training question")
 
@@ -214,11 +198,6 @@ def fields(
             yield from fields(inner, f"{prefix}.{name}")
         else:
             yield f"{prefix}.{name}", field
-
-
-def meanings() -> dict[str, str]:
-    """Return full key -> its line of documentation."""
-    return {key: field.description or "" for key, field in fields()}
 
 
 def free_keys() -> frozenset[str]:

@@ -13,10 +13,7 @@ from prompt_aug.base.files import read_json
 from recipe.errors import ConfigError
 
 # Of config.json: what every decoder has.
-FIELDS = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads"),
-    *("intermediate_size", "vocab_size"),
-)
+FIELDS = "hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size".split()
 # Values that transformers takes where a config.json lacks them.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},

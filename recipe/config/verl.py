@@ -1,6 +1,6 @@
 """verl's configuration keys: which exist, have moved, have an effect, and which values they take.
 
-The data are keys.yaml, moved.yaml, `SWITCHES` and `TYPES`. `root` is a composition of
+The data are keys.yaml, moved.yaml, switches.yaml and `TYPES`. `root` is a composition of
 `recipe.config.base`.
 """
 
@@ -25,24 +25,19 @@ KEYS = CONFIG.parent / "preflight" / "keys.yaml"
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
-MODE, COLOCATE, SEPARATE = (
-    "trainer.v1.trainer_mode",
-    "recipe_colocate_async",
-    "recipe_separate_async",
-)
+MODE = "trainer.v1.trainer_mode"
+COLOCATE, SEPARATE = "recipe_colocate_async", "recipe_separate_async"
 ASYNCHRONOUS = (COLOCATE, SEPARATE)
-# Losses that read clip_ratio; the first four also read clip_ratio_c.
-CLIPPED = (
-    *("vanilla", "dppo_tv", "dppo_kl", "fipo"),
-    *("gspo", "cispo", "clip_cov", "geo_mean", "gmpo"),
-)
 # Estimators of the KL whose gradient is 0 in expectation (kl_penalty of verl's core_algos).
 KL_TYPE, NO_GRADIENT_KL = f"{A}.kl_loss_type", ("kl", "k1")
 NO_GRADIENT = (
     "as a loss the gradient of this estimator is 0 in expectation, so nothing keeps the model near "
     "the reference. Set low_var_kl (k3), k2, or k1+."
 )
-LOSSES = (*CLIPPED, "sapo", "gpg", "kl_cov", "dro", "vespo")  # whose keys are known
+LOSSES = (  # whose keys are in switches.yaml
+    "vanilla", "dppo_tv", "dppo_kl", "fipo", "gspo", "cispo", "clip_cov",
+    "geo_mean", "gmpo", "sapo", "gpg", "kl_cov", "dro", "vespo",
+)  # fmt: skip
 
 
 def has_no_gradient(config: DictConfig) -> bool:
@@ -72,70 +67,10 @@ class Switch(NamedTuple):
         return value in self.on if self.on else bool(value)
 
 
-# (switch, its values, section, what is read there; "" is the section itself). If several rows match
-# a key, those with the longest names count, and one of them is enough.
-_ROWS: list[tuple[str, tuple[Any, ...], str, str]] = [
-    *(
-        (f"{A}.use_dynamic_bsz", (dynamic,), role, f"{use}_{size}_per_gpu")
-        for role, use in ((A, "ppo"), (R, "log_prob"), (REF, "log_prob"))
-        for dynamic, size in ((True, "max_token_len"), (False, "micro_batch_size"))
-    ),
-    (f"{A}.use_kl_loss", (), A, "kl_loss_coef kl_loss_type"),
-    (f"{A}.use_kl_loss", (), REF, ""),
-    ("algorithm.use_kl_in_reward", (), REF, ""),
-    (LOSS, ("clip_cov",), f"{A}.policy_loss", "clip_cov_ratio clip_cov_lb clip_cov_ub"),
-    (LOSS, ("kl_cov",), f"{A}.policy_loss", "kl_cov_ratio ppo_kl_coef"),
-    (LOSS, ("dro",), f"{A}.policy_loss", "dro_beta"),
-    (LOSS, ("sapo",), A, "tau_pos tau_neg"),
-    (LOSS, CLIPPED, A, "clip_ratio clip_ratio_low clip_ratio_high"),
-    (LOSS, CLIPPED[:4], A, "clip_ratio_c"),
-    *(
-        row
-        for role in (A, "critic")
-        for row in (
-            (f"{role}.loss_agg_mode", ("seq-mean-token-sum-norm",), role, "loss_scale_factor"),
-            (f"{role}.optim.lr_scheduler_type", ("cosine",), role, "optim.min_lr_ratio"),
-        )
-    ),
-    (f"{A}.shuffle", (), A, "data_loader_seed"),
-    ("critic.enable", (), "critic", ""),
-    ("critic.enable", (), "trainer", "critic_warmup"),
-    ("algorithm.use_kl_in_reward", (), "algorithm", "kl_ctrl kl_penalty"),
-    ("algorithm.kl_ctrl.type", ("adaptive",), "algorithm.kl_ctrl", "target_kl horizon"),
-    *(
-        ("algorithm.filter_groups.enable", (), section, names)
-        for section, names in (
-            ("algorithm.filter_groups", "metric max_inflight_gen_batches"),
-            ("recipe.dynamic_sampling", ""),
-        )
-    ),
-    ("algorithm.filter_groups.enable", (False,), "data", "gen_batch_size"),
-    (f"{CORRECTION}.rollout_is", (), CORRECTION, "rollout_is_threshold rollout_is_batch_normalize"),
-    (f"{CORRECTION}.rollout_rs", (), CORRECTION, "rollout_rs_threshold"),
-    (f"{MODEL}.lora_rank", (), MODEL, "lora_alpha target_modules exclude_modules"),
-    (f"{R}.enforce_eager", (False,), R, "cudagraph_capture_sizes"),
-    ("global_profiler.steps", (), "global_profiler", ""),
-    (MODE, (COLOCATE,), "trainer.v1", "colocate_async"),
-    (MODE, (SEPARATE,), "trainer.v1", "separate_async"),
-    (MODE, (SEPARATE,), R, "nnodes n_gpus_per_node checkpoint_engine.backend"),
-    *(("global_profiler.steps", (), role, "profiler") for role in (A, R, REF, "critic")),
-    ("data.custom_cls.path", (), "data.custom_cls", "name"),
-    ("skip.rollout_tq.enable", (), "skip.rollout_tq", ""),
-    ("recipe.rephrasings.count", (), "recipe", "rephrasings.ratio advantage.group"),
-    *(
-        (f"{section}.enable", (), section, "")
-        for section in ("recipe.curriculum", "recipe.history", "recipe.reward.overlong")
-    ),
-    *(
-        ("recipe.weights.name", (name,), "recipe.weights", name)
-        for name in ("clip_cov", "gaussian_covariance")
-    ),
-    ("recipe.advantage.name", ("sdpo",), "recipe", "hint"),
-]
 SWITCHES = [
-    Switch(f"{section}.{name}".removesuffix("."), key, on)
-    for key, on, section, names in _ROWS
-    for name in (names.split() or [""])
+    Switch(read, row["key"], tuple(row.get("values", ())))
+    for row in yaml.load((CONFIG / "switches.yaml").read_text("utf-8"), yaml.CSafeLoader)
+    for read in row["read"]
 ]
 
 

@@ -40,19 +40,19 @@ KLType = Literal[
 ]  # fmt: skip
 Precision = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-POSITIVE = (
-    *("data.train_batch_size", "max_prompt_length", "max_response_length", "n", "max_num_seqs"),
-    *("ulysses_sequence_parallel_size", "tensor_model_parallel_size", "data_parallel_size"),
-    *("expert_parallel_size", "pipeline_model_parallel_size", "log_prob_max_token_len_per_gpu"),
-    *("actor.ppo_max_token_len_per_gpu", "ppo_mini_batch_size", "ppo_epochs", "model.lora_alpha"),
-    *("agent.num_workers", "reward.num_workers", "update_weights_bucket_megabytes"),
-    *("trainer.nnodes", "trainer.n_gpus_per_node", "total_training_steps", "total_epochs"),
-    "num_data_storage_units",
-)
-POSITIVE_OR_NULL = (
-    *("gen_batch_size", "val_batch_size", "actor.ppo_micro_batch_size_per_gpu", "max_model_len"),
-    *("log_prob_micro_batch_size_per_gpu", "max_actor_ckpt_to_keep", "ray_init.num_cpus"),
-)
+POSITIVE = """
+    data.train_batch_size max_prompt_length max_response_length n max_num_seqs
+    ulysses_sequence_parallel_size tensor_model_parallel_size data_parallel_size
+    expert_parallel_size pipeline_model_parallel_size log_prob_max_token_len_per_gpu
+    actor.ppo_max_token_len_per_gpu ppo_mini_batch_size ppo_epochs model.lora_alpha
+    agent.num_workers reward.num_workers update_weights_bucket_megabytes
+    trainer.nnodes trainer.n_gpus_per_node total_training_steps total_epochs
+    num_data_storage_units
+""".split()
+POSITIVE_OR_NULL = """
+    gen_batch_size val_batch_size actor.ppo_micro_batch_size_per_gpu max_model_len
+    log_prob_micro_batch_size_per_gpu max_actor_ckpt_to_keep ray_init.num_cpus
+""".split()
 TYPES: dict[str, Any] = {
     "model_engine": Literal["dp"],
     **dict.fromkeys(POSITIVE, Positive),

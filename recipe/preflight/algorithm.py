@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
-from recipe.algorithms.compute import group_of
 from recipe.config.compose import not_through, one_line
 from recipe.config.verl import (
     ASYNCHRONOUS,
@@ -108,14 +107,8 @@ def parts_of_the_reward(s: Setup) -> Iterator[str]:
         yield s.message(f"{ADVANTAGE} {key}", why)
 
 
-def own_grouping(s: Setup) -> Iterator[str]:
-    """The advantage is normalized over the groups for which it is defined."""
-    if s.facts.group and group_of(s.recipe.advantage) != s.facts.group:
-        yield s.message(
-            f"{ADVANTAGE} recipe.advantage.group",
-            f"this advantage is normalized per {s.facts.group}. Leave recipe.advantage.group null, "
-            "or set recipe.advantage.name=grpo with the group you want.",
-        )
+def baseline(s: Setup) -> Iterator[str]:
+    """A group has at least two responses, unless the advantage has another baseline."""
     if s.facts.uses_rewards and s.group_size < 2 and not s.facts.critic:
         yield s.message(
             f"{R}.n",
@@ -126,7 +119,7 @@ def own_grouping(s: Setup) -> Iterator[str]:
 
 REWARD: list[Check] = [
     parts_of_the_reward,
-    own_grouping,
+    baseline,
     Rule(
         f"{ADVANTAGE} recipe.reward.format_weight",
         lambda s: (
@@ -335,6 +328,11 @@ SAVING: list[Check] = [
     ),
 ]
 ALGORITHM: list[Check] = [
-    *(known_advantage, known_token_weight, known_loss),
-    *(*REWARD, *CRITIC, *LOSS_RULES, *SAVING),
+    known_advantage,
+    known_token_weight,
+    known_loss,
+    *REWARD,
+    *CRITIC,
+    *LOSS_RULES,
+    *SAVING,
 ]

@@ -48,11 +48,6 @@ PROMPTS: list[Check] = [
         "the templates in recipe.augment.templates (null: all of the bank), or change the mode.",
     ),
     Rule(
-        "recipe.augment.weights",
-        lambda s: s.recipe.augment.weights and len(s.recipe.augment.weights) != len(s.templates),
-        "the number of weights is not that of the templates. Give one for each, or null.",
-    ),
-    Rule(
         "recipe.reward.overlong.buffer data.max_response_length",
         lambda s: (
             s.reward.overlong.enable and s.reward.overlong.buffer > s.data.max_response_length

@@ -16,6 +16,7 @@ from prompt_aug.questions import read_parquet
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
+from recipe.algorithms.sdpo import HINT
 from recipe.config import sizes
 from recipe.config.compose import not_through
 from recipe.config.shapes import known_shape
@@ -141,7 +142,7 @@ def hint(config: DictConfig, render: Callable[[str], Prompt], question: str) -> 
     """Return how long a right response may be as the hint of SDPO's teacher; "" without one."""
     if "hinted_logprobs_BT" not in ADVANTAGES.facts(config.recipe.advantage.name).inputs:
         return ""
-    text = config.recipe.hint.replace("{question}", question).replace("{solution}", "")
+    text = HINT.replace("{question}", question).replace("{solution}", "")
     room = max(0, int(config.data.max_prompt_length) - len(render(text).ids))
     return f"right responses of at most {room} tokens, beside the question below; longer: left out"
 

@@ -19,9 +19,9 @@ from recipe.run.host import gpus_here
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages that are installed, which are only searched
 GPU_PACKAGES = (  # a login node may lack them
-    *("vllm", "sglang", "flash_attn", "flashinfer", "xformers", "triton", "cupy", "liger_kernel"),
-    *("bitsandbytes", "torchao", "apex", "transformer_engine", "deepspeed"),
-)
+    "vllm", "sglang", "flash_attn", "flashinfer", "xformers", "triton", "cupy", "liger_kernel",
+    "bitsandbytes", "torchao", "apex", "transformer_engine", "deepspeed",
+)  # fmt: skip
 
 
 def named(s: Setup) -> Iterator[str]:

@@ -18,7 +18,6 @@ from prompt_aug.prompts import Prompts
 from prompt_aug.templates import Bank, BankError, load_bank
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
-from recipe.algorithms.compute import group_of
 from recipe.algorithms.registry import Facts
 from recipe.config.verl import SEPARATE, own_gpus
 from recipe.errors import ConfigError
@@ -95,7 +94,7 @@ class Setup:
     @property
     def group_size(self) -> int:
         """Responses over which an advantage is normalized."""
-        by_rephrasing = group_of(self.recipe.advantage) == "rephrasing"
+        by_rephrasing = self.facts.group == "rephrasing"
         return int(self.rollout.n // (self.rephrasings + 1 if by_rephrasing else 1))
 
     @property

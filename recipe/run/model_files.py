@@ -24,9 +24,9 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 FILES = ("config.json", *TOKENIZER, GENERATION)
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 NO_LOGIT = {  # fields of config.json that change no logit; verl sets the last ones
-    *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"),
-    *("attn_implementation", "num_nextn_predict_layers", "mtp_num_hidden_layers", *IDS),
-}
+    "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
+    "attn_implementation", "num_nextn_predict_layers", "mtp_num_hidden_layers", *IDS,
+}  # fmt: skip
 PROBE = "What is $\\frac{1}{2}$?\n\n\\boxed{3.5}.  It's\t1234567 e\u0301 É ﬁ½ 数 <b>"
 POINTER = b"version https://git-lfs"  # begins the file that a clone without Git LFS has
 

@@ -24,17 +24,17 @@ NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fiel
 # Every field that a step reads, those of `training_signal.apply_corrections` included.
 FIELDS = (
     *NOT_PER_TOKEN,
-    *("response_mask", "loss_mask", "rm_scores", "old_log_probs"),
-    *("entropy", "rollout_log_probs", "ref_log_prob", "values"),  # present only with some settings
-)
+    "response_mask", "loss_mask", "rm_scores", "old_log_probs",
+    "entropy", "rollout_log_probs", "ref_log_prob", "values",  # present only with some settings
+)  # fmt: skip
 
 # Every field that verl's actor, reference model and critic read for any loss. verl would also send
 # the columns of the dataset, row by row as Python objects.
 ACTOR_FIELDS = (
-    *("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"),
-    *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
-    *("values", "returns", "routed_experts", "teacher_ids", "teacher_logprobs"),
-)
+    "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask",
+    "old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights",
+    "values", "returns", "routed_experts", "teacher_ids", "teacher_logprobs",
+)  # fmt: skip
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from verl.workers.utils.padding import response_from_nested
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import system_text, user_text
 from prompt_aug.templates.rendering import RenderError
-from recipe.algorithms.sdpo import solutions
+from recipe.algorithms.sdpo import HINT, solutions
 from recipe.trainer.batch import Fetched, numbered, rows_of
 from recipe.trainer.order import group_id
 
@@ -38,7 +38,6 @@ def forward_of(workers: Any, temperature: float, count: int) -> Forward:
 
 def hinted_logprobs(
     fetched: Fetched,
-    hint: str,
     *,
     renderer: Prompts,
     tokenizer: Any,
@@ -64,7 +63,7 @@ def hinted_logprobs(
     for i, answer, chat in zip(real, answers, messages, strict=True):
         if answer is None:
             continue
-        text = hint.replace("{question}", user_text(chat, "prompt")).replace("{solution}", answer)
+        text = HINT.replace("{question}", user_text(chat, "prompt")).replace("{solution}", answer)
         try:
             prompt = renderer.render(extra[i]["template"], text, tokenizer, system_text(chat))
         except RenderError:  # the answer contains a marker of the chat template

@@ -1,7 +1,7 @@
 """Statistics of questions across steps: HAPO's history and the curriculum's pass rates.
 
     h <- min(h, l over the step's correct responses)       tokens of the shortest correct response
-    p <- (1 - decay) p + decay x (accuracy of the group)   pass rate; the first group sets p
+    p <- (p + accuracy of the group) / 2                   pass rate; the first group sets p
 
 Both are sections of the configuration (``recipe.history``, ``recipe.curriculum``). They are kept on
 the driver and saved in the checkpoint. A step must not be its own history, so it is recorded after
@@ -60,7 +60,7 @@ class QuestionStats:
         question = self.question_of.pop(group, None)
         if self.curriculum.enable and question is not None:
             rate = self.rates.get(question, accuracy)
-            self.rates[question] = rate + self.curriculum.decay * (accuracy - rate)
+            self.rates[question] = rate + 0.5 * (accuracy - rate)
 
     def shortest_of(self, questions: Sequence[str]) -> list[int | None]:
         """Tokens of each question's shortest correct response in earlier steps, or None."""

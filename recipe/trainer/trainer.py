@@ -304,7 +304,6 @@ class RecipeMixin(SavingTrainer):
         temperature = float(self.config.actor_rollout_ref.rollout.temperature)
         return hinted_logprobs(
             fetched,
-            recipe.hint,
             renderer=self.renderer,
             tokenizer=self.tokenizer,
             limit=int(self.config.data.max_prompt_length),

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -71,7 +70,7 @@ def command_of(line: str) -> Command | None:
         case ["python", "-m", name, *rest] if name.partition(".")[0] in PACKAGES:
             pass
         case ["python", "scripts/bench.py", command, *rest]:
-            name = f"scripts/benchmarks/{command}.py"
+            name = f"scripts/bench.py {command}"
         case ["python", name, *rest] if name.startswith("scripts/"):
             pass
         case ["bash", "scripts/submit.sh", *rest]:
@@ -101,9 +100,7 @@ def write_files(text: str, folder: Path) -> None:
 
 
 def load_script(name: str) -> ModuleType:
-    """Load ``scripts/<name>.py``; `benchmarks` can be imported afterwards."""
-    if str(SCRIPTS) not in sys.path:
-        sys.path.append(str(SCRIPTS))
+    """Load ``scripts/<name>.py``."""
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -116,12 +113,12 @@ class ParsedError(Exception):
 
 
 def load_command(name: str) -> ModuleType | SimpleNamespace:
-    """Load a command, as ``eval.sweep``, ``recipe/train.py`` or ``scripts/bench.py``."""
-    path = Path(name)
-    if name.startswith("scripts/benchmarks/"):
-        return SimpleNamespace(main=lambda: load_script("bench").main([path.stem]))
+    """Load a command, as ``eval.sweep``, ``recipe/train.py`` or ``scripts/bench.py step``."""
+    path, _, subcommand = name.partition(" ")
+    if subcommand:
+        return SimpleNamespace(main=lambda: load_script("bench").main([subcommand]))
     if name.startswith("scripts/"):
-        return load_script(path.stem)
+        return load_script(Path(path).stem)
     module = name.removesuffix(".py").replace("/", ".")
     package = (SCRIPTS.parent / module.replace(".", "/") / "__main__.py").is_file()
     return importlib.import_module(f"{module}.__main__" if package else module)

@@ -18,8 +18,8 @@ from omegaconf import open_dict
 
 from prompt_aug.base.files import lock, read_json, write_json
 from recipe import runs, train
-from recipe.run import checkpoints, processes
 from recipe.run import folder as run_folder
+from recipe.run import processes
 from recipe.run.folder import RunFolder, append_metrics
 from recipe.trainer import launch
 
@@ -45,19 +45,6 @@ def test_a_finished_run_is_not_started(config: Any, tmp_path: Path) -> None:
     config.trainer.save_freq = 1
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     assert launch.finished(config)
-
-
-def test_the_line_of_the_last_step_is_restored_though_nothing_is_left_to_train(
-    tmp_path: Path,
-) -> None:
-    folder = checkpoints.step_folder(tmp_path, 2)
-    folder.mkdir()
-    write_json(folder / checkpoints.STATE, {"line": {"step": 2, "a": 1.0}})
-    (tmp_path / checkpoints.TRACKER).write_text("2")
-    run_folder.append_metrics(tmp_path, 1, {"a": 0.5})
-    for _ in range(2):  # killed in the last validation; then the same command, twice
-        checkpoints.restore_line(tmp_path, tmp_path)
-        assert run_folder.read_metrics(tmp_path)[1:] == [{"step": 2, "a": 1.0, "restored": True}]
 
 
 @pytest.mark.config

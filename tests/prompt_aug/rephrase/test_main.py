@@ -44,13 +44,6 @@ def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
 
 
-def test_a_budget_that_is_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = Pipeline(tmp_path, 8)
-    assert made.run(rephrase, "--concurrency", "1", "--max-requests", "2") == 3
-    assert "--max-requests 2 is reached" in capsys.readouterr().err
-    assert sum(bool(q.rephrasings) for q in made.written()) == 2
-
-
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 1)
     bench = made.write("bench.jsonl", [{"question": FIRST[0]}])

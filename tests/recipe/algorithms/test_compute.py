@@ -26,11 +26,9 @@ def rollouts(**changes: Any) -> RolloutBatch:
     return synthetic(REWARDS, LOGPROBS, MASK, [0] * 4, [0, 0, 1, 1], **changes)
 
 
-def settings(
-    name: str = "grpo", group: str | None = None, weights: str = "none", changes: Any = None
-) -> Any:
+def settings(name: str = "grpo", weights: str = "none", changes: Any = None) -> Any:
     chosen = {
-        "advantage": {"name": name, "group": group, "arguments": None},
+        "advantage": {"name": name, "arguments": None},
         "weights": {
             "name": weights,
             "gaussian_covariance": {"preset": "paper", "sigma": None},
@@ -46,17 +44,16 @@ def unweighted(batch: RolloutBatch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "group", "wanted"),
+    ("name", "wanted"),
     [
         # mean 3/4, unbiased std sqrt((3/16 + 9/16) / 3) = 1/2
-        ("ta_grpo", None, [[0.5, 0.5], [0.5, 0.5], [0.5, 0], [-1.5, -1.5]]),
+        ("ta_grpo", [[0.5, 0.5], [0.5, 0.5], [0.5, 0], [-1.5, -1.5]]),
         # q^0: zero variance; q^1: mean 1/2, std sqrt(1/2), A = +-1/sqrt(2)
-        ("ta_grpo_star", None, [[0, 0], [0, 0], [0.5**0.5, 0], [-(0.5**0.5)] * 2]),
-        ("grpo", "rephrasing", [[0, 0], [0, 0], [0.5**0.5, 0], [-(0.5**0.5)] * 2]),
+        ("ta_grpo_star", [[0, 0], [0, 0], [0.5**0.5, 0], [-(0.5**0.5)] * 2]),
     ],
 )
-def test_joint_and_separate_groups_by_hand(name: str, group: str | None, wanted: list) -> None:
-    close(compute_advantages(rollouts(), settings(name, group)).advantages_BT, wanted, 1e-5)
+def test_joint_and_separate_groups_by_hand(name: str, wanted: list) -> None:
+    close(compute_advantages(rollouts(), settings(name)).advantages_BT, wanted, 1e-5)
 
 
 def test_weights_multiply_the_advantages_and_are_logged() -> None:
@@ -130,7 +127,7 @@ def test_an_excluded_response_still_counts_in_its_group() -> None:
 
 def test_hapo_by_hand() -> None:
     """h = 2 tokens for all: l = 2 right gets 0, l = 1 right cos(pi/4) / 2, l = 2 wrong 0."""
-    history = {"enable": True, "weight": 0.5, "floor": -0.7}
+    history = {"enable": True, "weight": 0.5}
     made = compute_advantages(
         rollouts(shortest=[2, None, 2, 2]), settings(changes={"history": history})
     )

@@ -1,11 +1,9 @@
 """GDPO, SEED-GRPO, unlikeliness, GRPO-LEAD, AsymGRPO, Balanced Aggregation, 80/20, verl's.
 
-Values by hand, the formulas of the authors' code on random batches, laws, and broken copies.
+Values by hand, the formulas of the authors' code on random batches, and laws.
 """
 
 import math
-import random
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,18 +130,6 @@ def test_asym_grpo_by_hand() -> None:
     accuracy, group_B = [1.0, 0, 0, 0, 1, 1, 1, 1, 0], [3, 3, 3, 3, 2, 2, 2, 2, 2]
     result = ASYM([9.0] * 9, group_B, accuracy=accuracy, positive=2.0, negative=0.5)
     close(result, [9, *[-math.sqrt(1 / 3)] * 3, *[1 / 16] * 4, -2])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_asym_grpo_has_grpo_and_reinforce_as_special_cases(seed: int) -> None:
-    made = batch(seed)
-    right_B, n_B = made["accuracy"], torch.bincount(made["group_B"])[made["group_B"]]
-    mixed_B = ADVANTAGES["grpo"](right_B, made["group_B"])
-    result = ASYM(**given(made, "accuracy"), positive=0.5, negative=0.5)
-    close(result * ((n_B - 1) / n_B).sqrt(), mixed_B, 1e-5)  # grpo's epsilon, and n - 1
-    assert result.abs().max() > 0.5
-    result = ASYM(**given(made, "accuracy"), positive=0.0, negative=0.0)
-    close(result, torch.where(mixed_B == 0, 0.0, 2 * right_B - 1))
 
 
 OURS = {
@@ -293,41 +279,6 @@ def test_gae_by_hand() -> None:
     assert ADVANTAGES.facts("verl:gae").critic and not ADVANTAGES.facts("verl:opo").critic
 
 
-# --- negative controls ------------------------------------------------------------------------
-
-gdpo, unlikeliness, asym_grpo, grpo = GDPO, UNLIKELY, ASYM, ADVANTAGES["grpo"]
-CHECKS: list[tuple[Callable[[], None], str, Any]] = [
-    (test_asym_grpo_by_hand, "ASYM", lambda r, g, **k: -asym_grpo(r, g, **k)),
-    (test_asym_grpo_by_hand, "ASYM", lambda r, g, accuracy, **_: grpo(accuracy, g)),
-    (
-        test_asym_grpo_by_hand,
-        "ASYM",
-        lambda r, g, accuracy, positive, negative: asym_grpo(
-            r, g, accuracy=accuracy, positive=negative, negative=positive
-        ),
-    ),
-    (test_gdpo_by_hand, "GDPO", lambda r, g, **k: -gdpo(r, g, **k)),
-    (test_gdpo_by_hand, "GDPO", lambda r, g, **_: grpo(r, g)),
-    (test_unlikeliness_by_hand, "UNLIKELY", lambda r, g, **k: unlikeliness(r, g, beta=0.0, **k)),
-    (
-        test_unlikeliness_by_hand,
-        "UNLIKELY",
-        lambda r, g, mask_BT, logprobs_BT: unlikeliness(
-            r, g, mask_BT=mask_BT, logprobs_BT=-logprobs_BT
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("check", "name", "broken"), CHECKS)
-def test_a_broken_copy_fails(
-    check: Callable[[], None], name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(globals(), name, broken)
-    with pytest.raises(AssertionError):
-        check()
-
-
 SEED_REWARDS, SEED_GROUP = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0], [0, 0, 0, 0, 1, 1]
 ANSWERS = ["right", "right", "4", "5", "right", "7"]
 
@@ -353,9 +304,6 @@ def test_seed_grpo_by_hand() -> None:
     assert result.tolist() == pytest.approx([1 / 12, 1 / 12, -1 / 12, -1 / 12, 0, 0])
     half = seed_grpo(SEED_REWARDS, SEED_GROUP, answers=ANSWERS, alpha=0.5)
     assert half.tolist() == pytest.approx([7 / 24, 7 / 24, -7 / 24, -7 / 24, 1 / 4, -1 / 4])
-    # Mutation: the answers of the groups exchanged.
-    mixed = seed_grpo(SEED_REWARDS, SEED_GROUP, answers=ANSWERS[::-1], alpha=1.0)
-    assert mixed.tolist() != pytest.approx(result.tolist())
 
 
 @pytest.mark.parametrize("given", [{}, {"answers": ["x"] * 6}, {"answers": ANSWERS, "alpha": 0.0}])
@@ -404,22 +352,6 @@ def test_special_length_rewards_are_exact() -> None:
     for correct in (True, False):
         assert {length_reward(n, n, correct) for n in (1, 3, 7, 49, 3071, 10**6)} == {0.0}
         assert {length_reward(n, None, correct) for n in (0, 1, 5000)} == {0.0}
-    for floor in (-0.25, 0.0, -1.0):  # the floor is for right answers only
-        assert length_reward(120, H, True, floor=floor) == floor
-        assert length_reward(120, H, False, floor=floor) == -1.0
-
-
-def test_laws_of_the_length_reward() -> None:
-    """Longer is never better, right never worse than wrong, only l / h counts, signs at h."""
-    lengths = range(3 * H)
-    right = [length_reward(length, H, True) for length in lengths]
-    wrong = [length_reward(length, H, False) for length in lengths]
-    assert right == sorted(right, reverse=True) and wrong == sorted(wrong, reverse=True)
-    assert all(r >= w for r, w in zip(right, wrong, strict=True))
-    assert right == [length_reward(7 * length, 7 * H, True) for length in lengths]
-    assert all(r > 0 for r in right[:H]) and all(r < 0 for r in right[H + 1 :])
-    assert all(w == 0 for w in wrong[: H + 1]) and all(w < 0 for w in wrong[H + 1 :])
-    assert len(set(right)) > H  # a constant would pass the first line
 
 
 @pytest.mark.parametrize(
@@ -436,32 +368,3 @@ def test_equal_distances_on_both_sides_are_a_tie(rates: list[float]) -> None:
     """In floats 0.7 is nearer to 0.5 than 0.3 is; the earlier candidate must win all the same."""
     assert abs(0.7 - 0.5) < abs(0.3 - 0.5)  # the condition of this test
     assert nearest(rates, 0.5, 1) == [0]
-
-
-def keeps_the_law(rates: Sequence[float], target: float, chosen: list[int]) -> bool:
-    """No chosen candidate is farther from the target than one that was not chosen."""
-    distances = [abs(rate - target) for rate in rates]
-    others = [d for n, d in enumerate(distances) if n not in chosen]
-    worst = max((distances[n] for n in chosen), default=0.0)
-    return worst <= min(others, default=math.inf) + 1e-12
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_laws_of_the_choice(seed: int) -> None:
-    """The nearest, ascending, growing with the count."""
-    draw = random.Random(seed)
-    rates, target = [draw.randrange(9) / 8 for _ in range(24)], draw.random()
-    smaller: set[int] = set()
-    for count in range(25):
-        chosen = nearest(rates, target, count)
-        assert len(set(chosen)) == count and chosen == sorted(chosen)
-        assert smaller <= set(chosen)
-        assert keeps_the_law(rates, target, chosen)
-        smaller = set(chosen)
-
-
-@pytest.mark.parametrize("chosen", [[0, 1], [1, 2], [0, 3]])
-def test_other_choices_break_the_law(chosen: list[int]) -> None:
-    rates = [0.0, 0.75, 0.5, 0.625]
-    assert nearest(rates, 0.5, 2) == [2, 3] and keeps_the_law(rates, 0.5, [2, 3])
-    assert not keeps_the_law(rates, 0.5, chosen)

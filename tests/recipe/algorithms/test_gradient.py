@@ -141,8 +141,6 @@ def our_loss(
     advantage: str,
     weights: str | None,
     mode: str,
-    sign: float = 1.0,
-    clip: tuple[float, float, float] = (LOW, HIGH, DUAL),
     metrics: dict[str, float] | None = None,
 ) -> Loss:
     """verl's registered loss on our advantages x weights; `metrics` is filled with verl's own."""
@@ -153,13 +151,13 @@ def our_loss(
         strategy="fsdp",
         rollout_n=8,
         ppo_micro_batch_size_per_gpu=16,
-        clip_ratio_low=clip[0],
-        clip_ratio_high=clip[1],
-        clip_ratio_c=clip[2],
+        clip_ratio_low=LOW,
+        clip_ratio_high=HIGH,
+        clip_ratio_c=DUAL,
         loss_agg_mode=mode,
     )
     old_BT = OLD(PROMPTS[texts], RESPONSES).detach()
-    advantages_BT = sign * ADVANTAGES[advantage](REWARD, groups)[:, None] * MASK
+    advantages_BT = ADVANTAGES[advantage](REWARD, groups)[:, None] * MASK
     if weights:
         advantages_BT = advantages_BT * TOKEN_WEIGHTS[weights](
             old_BT, advantages_BT, MASK, QUESTION
@@ -217,61 +215,3 @@ def test_the_update_is_the_papers(name: str, mode: str, optimizer: Callable[...,
     # All three clips are active: otherwise this test would not cover them.
     assert metrics["actor/pg_clipfrac"] > 0.05
     assert metrics["actor/pg_clipfrac_lower"] > 0.01
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        *((name, {"sign": -1.0}) for name in sorted(METHODS)),
-        *((name, {"clip": (0.999, 1e9, DUAL)}) for name in sorted(METHODS)),
-        *((name, {"clip": (LOW, LOW, DUAL)}) for name in sorted(METHODS)),
-        *((name, {"clip": (LOW, HIGH, 1e9)}) for name in sorted(METHODS)),
-        *((name, {"mode": "other"}) for name in sorted(METHODS)),
-        ("cw_grpo", {"weights": None}),
-        ("grpo", {"weights": "gaussian_covariance"}),
-        ("grpo", {"advantage": "dr_grpo"}),
-        ("grpo", {"advantage": "rloo"}),
-        ("ta_grpo", {"groups": TEXT}),
-        ("ta_grpo", {"texts": TEXT}),
-        ("ta_grpo_star", {"groups": QUESTION}),
-        ("ta_grpo_star", {"texts": ORIGINAL}),
-        ("cw_grpo", {"groups": TEXT}),
-    ],
-)
-def test_the_comparison_fails_on_another_update(
-    name: str, wrong: dict[str, Any], mode: str
-) -> None:
-    """Negative controls: sign, clips, aggregation, weights, advantage, groups, prompt."""
-    settings = {**METHODS[name], "mode": mode, **wrong}
-    if settings["mode"] == "other":
-        (settings["mode"],) = set(MODES) - {mode}
-    assert difference(our_loss(**settings), paper_of(name, mode)) > 1e-4
-
-
-@pytest.mark.parametrize("name", ["actor/pg_clipfrac", "actor/ppo_kl"])
-def test_verl_averages_ranks_without_their_numbers_of_tokens(name: str) -> None:
-    """A gap of verl, see recipe/README.md: two ranks log another value than one rank."""
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.utils.metric import Metric
-    from verl.workers.config.actor import ActorConfig
-
-    config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=16)
-    old_BT, new_BT = (model(PROMPTS[TEXT], RESPONSES).detach() for model in (OLD, MOVED))
-    columns = (old_BT, new_BT, ADVANTAGES["grpo"](REWARD, TEXT)[:, None] * MASK, MASK)
-
-    def logged(rows: slice) -> float:
-        names = ("old_log_prob", "log_prob", "advantages", "response_mask")
-        inputs = {key: value[rows] for key, value in zip(names, columns, strict=True)}
-        metrics = get_policy_loss_fn("vanilla")(
-            **inputs, loss_agg_mode="token-mean", config=config
-        )[1]
-        return float(metrics[name])
-
-    halves = [slice(0, 5), slice(5, 16)]
-    full, parts = logged(slice(0, 16)), [logged(rows) for rows in halves]
-    ranks = Metric.aggregate_dp([Metric("mean", part) for part in parts])
-    tokens = [float(MASK[rows].sum()) for rows in halves]
-    assert abs(ranks - full) > 1e-3
-    weighted = sum(n * part for n, part in zip(tokens, parts, strict=True)) / sum(tokens)
-    assert weighted == pytest.approx(full, abs=1e-6)

@@ -35,7 +35,6 @@ from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
-VALUE_MODEL = "recipe.curriculum.value_model=true"
 MATH_1B = f"recipe.model_path={MODEL}"
 
 
@@ -600,20 +599,12 @@ def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path:
     ("settings", "words"),
     [
         ("", {"steps": "60 (0.117 epochs)", "attention": "sdpa, as set"}),
-        ("recipe.weights.name=gaussian_covariance", {"method": "preset=paper"}),
-        ("recipe.advantage.arguments.a=3", {"method": "grpo(a=3)"}),
-        ("{A}.entropy_coeff=0.001", {"method": "0.001"}),
-        ("recipe.overlong_filter=true", {"method": "truncated"}),
-        ("recipe.rephrasings.count=3", {"method": "3 rephrasings"}),
         ("recipe.history.enable=true recipe.history.weight=0.7", {"reward": "0.7"}),
         ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.02", {"reward": "0.02 x KL"}),
-        ("recipe.advantage.name=none", {"reward": "none"}),
         (
             "recipe.curriculum.enable=true recipe.curriculum.target=0.3",
             {"questions": "1 in 4", "steps": "0.469 epochs"},
         ),
-        (f"{VALUE_MODEL} recipe.curriculum.enable=true", {"questions": "the value model"}),
-        ("recipe.source_weights.toy=2.0", {"questions": "toy"}),
         ("trainer.total_training_steps=10240", {"steps": "(20 epochs)"}),
         ("trainer.total_training_steps=10752", {"steps": "21 epochs, MORE THAN 20"}),
         (

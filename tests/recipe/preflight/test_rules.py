@@ -60,7 +60,6 @@ def errors(config: Any, changes: str, theme: list[Check] = EVERY) -> list[str]:
 
 # (changes, words of one message)
 REFUSED = [
-    (f"{TA} recipe.advantage.group=rephrasing", "recipe.advantage.name recipe.advantage.group"),
     ("recipe.advantage.name=ta_grpo", "recipe.advantage.name recipe.rephrasings.count"),
     (f"{TA} {{C}}.bypass_mode=true", "recipe.rephrasings.ratio {C}"),
     (f"{WEIGHTS} recipe.weights.clip_cov.lower=9", "recipe.weights.clip_cov"),

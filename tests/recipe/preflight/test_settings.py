@@ -42,9 +42,9 @@ critic.enable=true          distillation.enabled=true      algorithm.adv_estimat
 eval.template=nope          recipe.keep_best=val/toy/accuracy/mean
 recipe.reward.verifiers=mine.check          recipe.source_weights={{toy:0}}
 recipe.seed=4294967296      recipe.augment.bank=/nowhere/bank.yaml     recipe.augment.mode=fixed
-recipe.augment.templates=[qwen-math,qwen-math]   recipe.augment.weights=[0,0,0,0]
+recipe.augment.templates=[qwen-math,qwen-math]
 recipe.advantage.name=os.path.join          recipe.advantage.arguments={{zzz:1}}
-recipe.weights.name=cosine  recipe.history.floor=0.5
+recipe.weights.name=cosine  recipe.history.weight=0
 recipe.dynamic_sampling.on_exhausted=rollback
 """.split()
 
@@ -73,8 +73,9 @@ def test_the_configuration_of_these_cases_is_valid(toy: Any) -> None:
 
 def test_every_key_of_ours_has_a_type_and_a_meaning_and_every_typed_key_exists() -> None:
     ours = {key for key, _ in flat(base()) if key.startswith("recipe.")}
-    assert {key for key in ours if "verifier_limits" not in key} <= set(settings.meanings())
-    assert all(settings.meanings().values()) and "recipe.seed=42 " in settings.page()
+    meanings = {key: field.description for key, field in settings.fields()}
+    assert {key for key in ours if "verifier_limits" not in key} <= meanings.keys()
+    assert all(meanings.values()) and "recipe.seed=42 " in settings.page()
     for end in verl_types.TYPES:
         assert any(f".{key}".endswith(f".{end}") for key in known_keys()), end
     for switch in SWITCHES:

@@ -29,7 +29,6 @@ def augment(**changes: Any) -> Any:
     values = {
         "bank": None,
         "templates": NAMES,
-        "weights": None,
         "mode": "per_question",
         "format": "strict",
         "style": "auto",
@@ -65,7 +64,6 @@ def test_a_question_keeps_its_template_in_an_epoch() -> None:
         ({}, "train", NAMES),
         ({"mode": "per_rollout"}, "train", NAMES),
         ({"templates": None}, "train", load_bank().names),  # the whole bank
-        ({"weights": [1.0, 0.0, 2.0]}, "train", [NAMES[0], NAMES[2]]),
         ({"mode": "per_rollout"}, "test", ["qwen-math"]),  # validation: always the same
     ],
 )

@@ -147,47 +147,6 @@ def test_verl_trains_the_groups_that_finish_first(monkeypatch: pytest.MonkeyPatc
     assert not {1, 3} & set(batches[0])
 
 
-def mann_whitney(a: list[int], b: list[int]) -> float:
-    """The z score of the rank sum of `a`, with the correction for ties."""
-    values = np.array([*a, *b])
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    n, m, total = len(a), len(b), len(values)
-    ties = (counts.astype(float) ** 3 - counts).sum() / (total * (total - 1))
-    spread = np.sqrt(n * m / 12 * (total + 1 - ties))
-    return float((ranks[:n].sum() - n * (total + 1) / 2) / spread)
-
-
-class DroppingReplayBuffer(InOrderReplayBuffer):
-    """The mutation: takes the first groups that are finished, and drops the late ones."""
-
-    def _has_enough_samples(self, *arguments: Any) -> bool:
-        enough = len(arguments[3]) >= arguments[2]
-        if enough:
-            self._clear_groups("train", set(self.running_keys["train"]))
-        return enough
-
-
-@pytest.mark.parametrize(
-    ("buffer_class", "biased"), [(InOrderReplayBuffer, False), (DroppingReplayBuffer, True)]
-)
-def test_trained_lengths_are_sampled_lengths(
-    monkeypatch: pytest.MonkeyPatch, buffer_class: Any, biased: bool
-) -> None:
-    """200 steps: lengths trained against lengths of another sample of the same distribution."""
-    lengths = long_tail(2400)
-    batches, _, _ = trained(monkeypatch, lengths, 200, buffer_class=buffer_class)
-    found = [lengths[uid] for batch in batches for uid in batch]
-    assert len(found) == 200 * BATCH
-    z = mann_whitney(found, long_tail(4000, seed=1))
-    assert (abs(z) > 4) is biased
-
-
-def test_mann_whitney_by_hand() -> None:
-    """Ranks of 1 2 2 3 are 1 2.5 2.5 4; variance 4/12 (5 - 6/12) = 1.5."""
-    assert mann_whitney([1, 2], [2, 3]) == pytest.approx((3.5 - 5) / 1.5**0.5)
-
-
 @pytest.mark.parametrize("max_gen_batches", [1, 3])
 def test_dynamic_sampling_keeps_the_order_and_the_window(
     monkeypatch: pytest.MonkeyPatch, max_gen_batches: int

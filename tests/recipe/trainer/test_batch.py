@@ -239,10 +239,10 @@ def test_saved_tensors_read_back_without_pickle(
 OFF = {"enable": False}
 RECIPE = {
     "seed": 0,
-    "advantage": {"name": "grpo", "group": None},
+    "advantage": {"name": "grpo"},
     "weights": {"name": "none"},
     "history": OFF,
-    "curriculum": {**OFF, "target": 0.5, "decay": 0.5},
+    "curriculum": {**OFF, "target": 0.5},
     "overlong_filter": False,
     "save_tensors_every": 0,
     "save_rollouts_every": 0,

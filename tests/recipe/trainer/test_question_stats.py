@@ -18,9 +18,9 @@ from recipe.trainer.critic import ValueModel, rows
 from recipe.trainer.question_stats import QuestionStats
 
 
-def stats(enable: bool = True, target: float = 0.5, decay: float = 0.5) -> QuestionStats:
-    history = {"enable": enable, "weight": 0.5, "floor": -0.7}
-    curriculum = {"enable": enable, "candidates": 4, "target": target, "decay": decay}
+def stats(enable: bool = True) -> QuestionStats:
+    history = {"enable": enable, "weight": 0.5}
+    curriculum = {"enable": enable, "candidates": 4, "target": 0.5}
     return QuestionStats(OmegaConf.create({"history": history, "curriculum": curriculum}))
 
 
@@ -30,9 +30,9 @@ def step() -> RolloutBatch:
     return synthetic([1.0, 0.0], [[0.0] * 4] * 2, mask, [0, 0], questions=["q", "q"])
 
 
-def rates_after(accuracies: list[float], **settings: float) -> list[float]:
+def rates_after(accuracies: list[float]) -> list[float]:
     """The pass rate of a question after each of its groups."""
-    tracker, result = stats(**settings), []
+    tracker, result = stats(), []
     for accuracy in accuracies:
         tracker.fetch(["g"], ["q"])
         tracker.see_group("g", accuracy)
@@ -41,9 +41,8 @@ def rates_after(accuracies: list[float], **settings: float) -> list[float]:
 
 
 def test_the_running_rate_by_hand() -> None:
-    assert rates_after([1.0, 0.0, 0.5], decay=0.25) == [1.0, 0.75, 0.6875]  # the first sets it
-    assert rates_after([0.25, 1.0, 0.125], decay=1.0) == [0.25, 1.0, 0.125]  # the newest alone
-    assert rates_after([0.7] * 50, decay=0.3)[-1] == 0.7  # exactly
+    assert rates_after([1.0, 0.0, 0.25]) == [1.0, 0.5, 0.375]  # the first sets it
+    assert rates_after([0.7] * 50)[-1] == 0.7  # exactly
 
 
 def test_the_shortest_correct_response_by_hand() -> None:
@@ -87,10 +86,10 @@ def test_a_measured_pass_rate_is_the_first_estimate() -> None:
     tracker.start(["hard", "new", "half"], [0.0, None, 0.5])
     assert tracker.choose(["hard", "new", "half"], 2) == [1, 2]
     tracker.fetch(["g0"], ["hard"])
-    tracker.see_group("g0", 1.0)  # 0 + decay x (1 - 0): the estimate moves from the measured rate
-    assert tracker.state()["pass_rates"]["hard"] == tracker.curriculum.decay
+    tracker.see_group("g0", 1.0)  # (0 + 1) / 2: the estimate moves from the measured rate
+    assert tracker.state()["pass_rates"]["hard"] == 0.5
     tracker.start(["hard"], [0.0])
-    assert tracker.state()["pass_rates"]["hard"] == tracker.curriculum.decay  # not measured again
+    assert tracker.state()["pass_rates"]["hard"] == 0.5  # not measured again
 
 
 def test_predictions_of_all_parts_of_a_step_are_compared() -> None:

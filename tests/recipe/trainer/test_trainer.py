@@ -17,7 +17,7 @@ from recipe.trainer.batch import ACTOR_FIELDS
 from recipe.trainer.question_stats import QuestionStats
 from recipe.trainer.trainer import RecipeTrainer
 
-OFF = {"enable": False, "candidates": 1, "target": 0.5, "decay": 0.5}
+OFF = {"enable": False, "candidates": 1, "target": 0.5}
 RECIPE = OmegaConf.create({"history": OFF, "curriculum": OFF})
 
 
