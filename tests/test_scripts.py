@@ -110,6 +110,33 @@ def test_demo_runs_its_stages_in_order(checkout: Path) -> None:
     assert others == [f"-m {m} runs/x" for m in ("recipe.export", "eval.sweep", "eval.report")]
 
 
+def test_parts_of_the_gpu_script_run_until_each_has_a_line(checkout: Path) -> None:
+    measures = '#!/bin/bash\necho "$*" >>"$CALLS"\n[[ $FAIL && $* == *$FAIL* ]] && exit 7\n'
+    write_program(checkout / "measures", f'{measures}[[ $1 == -m ]] || echo "result: $*"\n')
+    write_program(checkout / "tools" / "nvidia-smi", "#!/bin/bash\nexit 9\n")
+    path = f"{checkout / 'tools'}:{os.environ['PATH']}"
+    given = {"PYTHON": str(checkout / "measures"), "PATH": path}
+
+    def lines() -> dict[str, str]:
+        text = (checkout / "runs/gpu/results.txt").read_text()
+        return dict(line.split(": ", 1) for line in text.splitlines())
+
+    code, output = run(checkout, "gpu.sh", FAIL="gpu.py learned", **given)
+    assert code == 1 and output.count("failed with exit code 7") == 2, output
+    assert list(lines()) == ["attention", "step", "export", "v1", "v2", "at_once"]
+    assert lines()["v2"].startswith("skipped: no GPU")
+    (checkout / "calls").unlink()
+    code, output = run(checkout, "gpu.sh", SECONDS_LEFT="9", **given)
+    assert (code, output.count("no time left"), calls(checkout)) == (1, 2, [])
+    assert run(checkout, "gpu.sh", "learn", **given)[0] == 0
+    made = calls(checkout)
+    assert [call.split()[1] for call in made] == ["recipe.train", "learned"]
+    code, output = run(checkout, "gpu.sh", **given)
+    assert code == 0 and list(lines())[-2:] == ["learn", "compare"], output
+    assert not any("export" in call for call in calls(checkout)[len(made) :])
+    assert run(checkout, "gpu.sh", "nonsense", **given)[0] == 2
+
+
 # Stands for SLURM's commands: a job in the state $STATE that ends in $LEFT seconds.
 SCONTROL = """\
 #!/usr/bin/env bash

@@ -86,7 +86,7 @@ def compute_advantages(
     result = function(rewards_B, group_B, **arguments)
     values, returns_BT = result if isinstance(result, tuple) else (torch.as_tensor(result), None)
     values = finite("advantages", values, mask_BT.shape if values.dim() == 2 else rewards_B.shape)
-    advantages_BT = (values if values.dim() == 2 else values[:, None]) * mask_BT
+    advantages_BT = torch.where(mask_BT, values if values.dim() == 2 else values[:, None], 0.0)
     matrices = (rollouts.weight_logprobs_BT, advantages_BT, mask_BT, group_B)
     tokens = validated(*matrices)
     c_BT = covariance_of(tokens, centre="group", advantage_centre="responses")

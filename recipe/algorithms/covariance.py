@@ -84,8 +84,8 @@ def covariance_metrics(c_BT: Numbers, mask_BT: Numbers) -> dict[str, float]:
         "covariance/mean": float(values.mean()) if values.size else 0.0,
         "covariance/std": float(values.std()) if values.size else 0.0,
     }
-    for name, sign in (("positive", 1.0), ("negative", -1.0)):
-        side = sign * values[sign * values > 0]
+    sides = (("positive", 1.0, values[values > 0]), ("negative", -1.0, -values[values < 0]))
+    for name, sign, side in sides:
         mean = float(side.mean()) if side.size else 0.0
         metrics[f"covariance/{name}/mean"] = sign * mean if mean else 0.0
         for key, (value, share) in _percentiles(side).items():

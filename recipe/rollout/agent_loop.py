@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
+import torch
 from omegaconf import DictConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.utils.profiler import simple_timer
@@ -131,7 +132,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         n, text = choose_rephrasing(self.recipe, int(self.rollout_config.n), kwargs)
         name, rendered, generated_under = self.prompt(kwargs, text)
         trained_under = generated_under
-        if n > 0 and self.recipe.rephrasings.ratio == "anchored":
+        if other := n > 0 and self.recipe.rephrasings.ratio == "anchored":
             _, _, trained_under = self.prompt(kwargs, user_text(kwargs["raw_prompt"], "prompt"))
         params = {**sampling_params, "stop_token_ids": sorted(end_of_turn(self.tokenizer).ids)}
         if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
@@ -175,6 +176,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
                 "limit": limit,
                 "truncated": is_truncated(self.tokenizer, ids, limit, rendered.stop),
                 "rephrasing": n,
-                "generated_under": None if trained_under is generated_under else generated_under,
+                # TransferQueue would decode a list number by number.
+                "generated_under": torch.tensor(generated_under) if other else None,
             },
         )

@@ -14,19 +14,31 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from torch import Tensor
 
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.trainer.order import group_id
+from recipe.algorithms.tokens import row_sums
+from recipe.trainer.order import group_id, place_of
 
-NOT_PER_TOKEN = ("session_id", "prompts", "responses", "extra_info", "extra_fields")
+NOT_PER_TOKEN = ("prompts", "responses", "extra_info", "extra_fields")
 # Every field that a step reads, those of `training_signal.apply_corrections` included.
 FIELDS = (
     *NOT_PER_TOKEN,
     "response_mask", "loss_mask", "rm_scores", "old_log_probs",
     "entropy", "rollout_log_probs", "ref_log_prob", "values",  # present only with some settings
 )  # fmt: skip
+
+
+def fields_of(config: DictConfig) -> list[str]:
+    """Return the `FIELDS` that a step reads with a configuration; each takes time for every row."""
+    unread = {
+        "ref_log_prob": not config.algorithm.use_kl_in_reward,
+        "loss_mask": not config.recipe.overlong_filter,
+    }
+    return [name for name in FIELDS if not unread.get(name)]
+
 
 # Every field that verl's actor, reference model and critic read for any loss. verl would also send
 # the columns of the dataset, row by row as Python objects.
@@ -60,8 +72,7 @@ class Fetched:
     def real(self) -> list[int]:
         """The rows that are not padding, sorted by group and rollout."""
         rows = [i for i, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
-        sessions = [int(value) for value in self.rows["session_id"]]
-        return sorted(rows, key=lambda i: (group_id(self.batch.keys[i]), sessions[i]))
+        return sorted(rows, key=lambda i: place_of(self.batch.keys[i]))
 
 
 def fetch(batch: Any, fields: Sequence[str] = FIELDS) -> Fetched:
@@ -115,7 +126,7 @@ def rollouts_of(
         questions=[i["uid"] for i in info],
         group_B=numbered(groups),
         rephrasing_B=numbered(list(zip(groups, rephrasings, strict=True))),
-        rollouts=[int(session) for session in rows["session_id"]],
+        rollouts=[place_of(key)[1] for key in keys],
         rephrasings=rephrasings,
         templates=[e["template"] for e in extra],
         gold=[tuple(i["answers"]) for i in info],
@@ -129,9 +140,9 @@ def rollouts_of(
         formats=[float(g["format"]) for g in graded],
         lengths=[fetched.lengths[i] for i in real],
         truncated=[bool(e["truncated"]) for e in extra],
-        reward_B=rewards[real].double().sum(1),
+        reward_B=row_sums(Tensor.double, rewards)[real],
         trained_B=torch.ones(len(real), dtype=torch.bool),
-        mask_BT=mask[real] != 0,
+        mask_BT=(mask != 0)[real],
         logprobs_BT=logprobs_BT,
         weight_logprobs_BT=logprobs_BT if wanted_BT is None else wanted_BT,
         hinted_logprobs_BT=matrix_of(hinted_logprobs),
@@ -139,7 +150,7 @@ def rollouts_of(
         entropy_BT=matrix_of(fetched.padded.get("entropy")),
         values_BT=matrix_of(fetched.padded.get("values")),
         prompts=rows["prompts"],
-        generated_under=[torch.tensor(ids) if ids else prompt for ids, prompt in given],
+        generated_under=[prompt if ids is None else ids for ids, prompt in given],
         responses=rows["responses"],
         versions=[e.get("versions", []) for e in extra],
     )
@@ -179,9 +190,10 @@ def columns_of(
     rows = fetched.real()
     fields = dict(changed)
     for name, column in (("advantages", advantages_BT), ("returns", returns_BT)):
-        full = torch.zeros(len(fetched.lengths), advantages_BT.shape[1])
-        full[rows] = (advantages_BT if column is None else column).float()
-        fields[name] = full
+        if column is not None:
+            fields[name] = torch.zeros(len(fetched.lengths), column.shape[1])
+            fields[name][rows] = column.float()
+    fields.setdefault("returns", fields["advantages"])
     if any(excluded):
         out = [row for row, skip in zip(rows, excluded, strict=True) if skip]
         keep = 1 if by_token or all(excluded) else 0

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prompt_aug.grading import STATUSES
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.algorithms.tokens import row_sums
 
 
 def mean(values: Iterable[float]) -> float:
@@ -30,29 +31,39 @@ def values_by_id(ids: Iterable[Hashable], values: Iterable[float]) -> list[list[
     return list(groups.values())
 
 
-def entropy(
-    rollouts: RolloutBatch, key: str = "train/entropy", here: Sequence[bool] | None = None
+def step_metrics(
+    rollouts: RolloutBatch, rewards_B: Tensor, by_rephrasing: bool
 ) -> dict[str, float]:
-    """Return {key: the mean entropy of all trained tokens, in nats}.
+    """Return train/entropy and the metrics by group, template, rephrasing and source."""
+    entropies = entropy_sums(rollouts)
+    metrics = mean_entropy("train/entropy", entropies)
+    metrics |= group_metrics(rollouts, rewards_B, entropies, by_rephrasing)
+    return metrics | rephrasing_metrics(rollouts, rewards_B, entropies) | source_metrics(rollouts)
 
-    It is that of the policy that starts the step, at the rollout's temperature, under the trained
-    prompt (with anchored ratios, a response to a rephrasing was sampled under another one). verl's
-    actor/entropy is aggregated as the loss is. Excluded: filtered responses, filler groups, rows
-    outside `here`. {} without tokens, and in bypass mode, where verl computes no entropy.
+
+def entropy_sums(rollouts: RolloutBatch) -> Tensor:
+    """Return the entropy, in nats, and the number of the trained tokens of every row, 2 x B.
+
+    The entropy is that of the policy that starts the step, at the rollout's temperature, under the
+    trained prompt (with anchored ratios, a response to a rephrasing was sampled under another one).
+    verl's actor/entropy is aggregated as the loss is. 0 for filtered responses and filler groups,
+    and in bypass mode, where verl computes no entropy.
     """
     if rollouts.entropy_BT is None:
-        return {}
-    mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
-    if here is not None:
-        mask_BT = mask_BT & torch.tensor(here)[:, None]
-    tokens = int(mask_BT.sum())
-    if not tokens:
-        return {}
-    return {key: float((rollouts.entropy_BT * mask_BT).sum()) / tokens}
+        return torch.zeros(2, len(rollouts), dtype=torch.float64)
+    mask_BT = rollouts.mask_BT
+    sum_B = row_sums(lambda m, e: torch.where(m, e, 0.0), mask_BT, rollouts.entropy_BT)
+    return torch.stack([sum_B, row_sums(Tensor.double, mask_BT)]) * rollouts.trained_B
+
+
+def mean_entropy(key: str, entropies: Tensor) -> dict[str, float]:
+    """Return {key: the mean over all tokens of these rows}; {} without tokens."""
+    total, tokens = entropies.sum(1).tolist()
+    return {key: total / tokens} if tokens else {}
 
 
 def group_metrics(
-    rollouts: RolloutBatch, rewards_B: Tensor, by_rephrasing: bool = False
+    rollouts: RolloutBatch, rewards_B: Tensor, entropies: Tensor, by_rephrasing: bool = False
 ) -> dict[str, float]:
     """Accuracy, format and shares of zero-variance groups; accuracy, format, length by template.
 
@@ -78,7 +89,7 @@ def group_metrics(
     }
     metrics.update({f"grade/{s}": statuses[s] / max(1, len(rollouts)) for s in STATUSES})
     columns: dict[str, Sequence[float]] = {"format": rollouts.formats, "length": rollouts.lengths}
-    return metrics | by_label(rollouts, "template", rollouts.templates, columns)
+    return metrics | by_label(rollouts, "template", rollouts.templates, columns, entropies)
 
 
 def by_label(
@@ -86,16 +97,18 @@ def by_label(
     kind: str,
     labels: Sequence[Any],
     columns: Mapping[str, Sequence[float]],
+    entropies: Tensor | None = None,
     leave_out: str = "",
 ) -> dict[str, float]:
-    """<kind>/<label>/<name>: share of the rows, accuracy, mean of each column, entropy."""
+    """<kind>/<label>/<name>: share of the rows, accuracy, mean of each column, entropy if given."""
     metrics: dict[str, float] = {}
     for label in dict.fromkeys(labels):
         here = [value == label for value in labels]
         means = {"share": mean(here)}
         for name, values in {"accuracy": rollouts.accuracy, **columns}.items():
             means[name] = mean(itertools.compress(values, here))
-        means |= entropy(rollouts, "entropy", here)
+        if entropies is not None:
+            means |= mean_entropy("entropy", entropies[:, torch.tensor(here)])
         metrics |= {f"{kind}/{label}/{k}": v for k, v in means.items() if k != leave_out}
     return metrics
 
@@ -108,7 +121,7 @@ def source_metrics(rollouts: RolloutBatch) -> dict[str, float]:
     parts = part_means(rollouts.sources, rollouts.parts)
     if len(set(rollouts.sources)) == 1 and not parts:
         return {}
-    metrics = by_label(rollouts, "source", rollouts.sources, {}, leave_out="entropy")
+    metrics = by_label(rollouts, "source", rollouts.sources, {})
     return metrics | {f"source/{key}": value for key, value in parts.items()}
 
 
@@ -121,7 +134,9 @@ def part_means(sources: Sequence[str], parts: Sequence[Mapping[str, float]]) -> 
     return {key: mean(listed) for key, listed in values.items()}
 
 
-def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, float]:
+def rephrasing_metrics(
+    rollouts: RolloutBatch, rewards_B: Tensor, entropies: Tensor
+) -> dict[str, float]:
     """Metrics of TA-GRPO's rephrasings (arXiv 2601.22478, section 5.2); {} without rephrasings.
 
     rephrasing/<n>/accuracy and /entropy, n = 0 the question itself.
@@ -135,10 +150,11 @@ def rephrasing_metrics(rollouts: RolloutBatch, rewards_B: Tensor) -> dict[str, f
         return {}
     columns: dict[str, Sequence[float]] = {}
     if rollouts.rollout_logprobs_BT is not None:
-        gap_B = (rollouts.logprobs_BT - rollouts.rollout_logprobs_BT).sum(1).tolist()
-        lengths = zip(gap_B, rollouts.lengths, strict=True)
+        gap_B = row_sums(torch.sub, rollouts.logprobs_BT, rollouts.rollout_logprobs_BT)
+        lengths = zip(gap_B.tolist(), rollouts.lengths, strict=True)
         columns["logprob_gap"] = [gap / max(1, length) for gap, length in lengths]
-    metrics = by_label(rollouts, "rephrasing", rollouts.rephrasings, columns, leave_out="share")
+    labels = rollouts.rephrasings
+    metrics = by_label(rollouts, "rephrasing", labels, columns, entropies, leave_out="share")
     original = torch.tensor(rollouts.rephrasings) == 0
     for name, here in (("original", original), ("rephrasings", ~original)):
         sets = values_by_id(rollouts.group_B[here].tolist(), rewards_B[here].tolist())

@@ -19,8 +19,14 @@ import torch
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 
+def place_of(key: str) -> tuple[str, int]:
+    """Group and rollout of a row by its key in TransferQueue, ``{group}_{rollout}_{turn}``."""
+    group, rollout, _ = key.rsplit("_", 2)
+    return group, int(rollout)
+
+
 def group_id(key: str) -> str:
-    """The group of a row by its key in TransferQueue, ``{group}_{rollout}_{turn}``."""
+    """The group of a row by its key in TransferQueue."""
     return key.rsplit("_", 2)[0]
 
 

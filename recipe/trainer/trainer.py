@@ -284,15 +284,16 @@ class RecipeMixin(SavingTrainer):
         reference model's, whose result is written to the same column.
         """
         wanted = logprob_temperature(self.config.recipe.weights)
+        fields = batches.fields_of(self.config)
         if wanted in (None, self.temperature):
-            return batches.fetch(batch), None
+            return batches.fetch(batch, fields), None
         # Only for this pass: verl's `_update_actor` sets temperature and entropy again. With LoRA
         # verl's pass of the reference model leaves the adapter off.
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, no_lora_adapter=False)
         batch.extra_info.update(temperature=float(wanted))  # see __init__
         with batches.for_actor(batch):
             self.actor_rollout_wg.compute_log_prob(batch)
-        fetched = batches.fetch(batch, (*batches.FIELDS, "log_probs"))
+        fetched = batches.fetch(batch, (*fields, "log_probs"))
         mask = fetched.data["response_mask"]
         return fetched, batches.matrix(response_from_nested(fetched.data["log_probs"], mask))
 

@@ -46,7 +46,8 @@ def signal_of(
         weight_logprobs=weight_logprobs,
         hinted_logprobs=hinted_logprobs,
     )
-    excluded = [bool(recipe.overlong_filter and cut) for cut in rollouts.truncated]
+    overlong_filter = bool(recipe.overlong_filter)
+    excluded = [overlong_filter and cut for cut in rollouts.truncated]
     filled = [group_id(key) in filled_groups for key in rollouts.keys]
     rollouts = dataclasses.replace(
         rollouts,
@@ -64,10 +65,7 @@ def signal_of(
         by_token=loss_agg_mode == "token-mean",
     )
     by_rephrasing = group_of(recipe.advantage) == "rephrasing"
-    metrics.update(statistics.entropy(rollouts))
-    metrics.update(statistics.group_metrics(rollouts, made.rewards_B, by_rephrasing))
-    metrics.update(statistics.rephrasing_metrics(rollouts, made.rewards_B))
-    metrics.update(statistics.source_metrics(rollouts))
+    metrics.update(statistics.step_metrics(rollouts, made.rewards_B, by_rephrasing))
     metrics.update({**made.metrics, **stats.see_step(rollouts, in_flight)})
     every = recipe.save_tensors_every
     if every and step % every == 0:
@@ -99,7 +97,8 @@ def apply_corrections(
     if correction is not None and "rollout_log_probs" in data.batch and not correction.bypass_mode:
         data, corrected = compute_rollout_correction_and_add_to_batch(data, correction)
         metrics.update(corrected)
-        for name in ("response_mask", "rollout_is_weights"):
-            if name in data.batch:
-                changed[name] = data.batch[name]
+        if correction.rollout_rs:  # else verl's mask is a copy
+            changed["response_mask"] = data.batch["response_mask"]
+        if "rollout_is_weights" in data.batch:
+            changed["rollout_is_weights"] = data.batch["rollout_is_weights"]
     return rewards, data.batch["response_mask"], changed

@@ -49,7 +49,6 @@ def row(right: bool, tokens: int, *, question: str = "q", session: int = 0, **mo
     graded |= {"source": "s", "parts": {}}
     place = {"template": "t", "rephrasing": session // 2, "generated_under": None}
     return {
-        "session_id": session,
         "extra_info": {"uid": question, "answers": ["1"]},
         "extra_fields": {**place, "truncated": tokens >= 4, "reward_extra_info": graded},
         "prompts": torch.tensor([7, 8]),

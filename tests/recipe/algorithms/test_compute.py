@@ -14,6 +14,7 @@ from recipe.algorithms.compute import compute_advantages, logprob_temperature
 from recipe.algorithms.covariance import covariance_metrics
 from recipe.algorithms.registry import Facts, Registry
 from recipe.algorithms.rollouts import RolloutBatch
+from recipe.algorithms.tokens import BLOCK, row_sums, validated
 from recipe.errors import ConfigError
 
 # One group of one question: two responses to q^0 (both right), two to q^1 (one right).
@@ -139,6 +140,22 @@ def test_hapo_by_hand() -> None:
     assert made.rewards_B.tolist() == [1, 1, 1, 0]  # graded as wrong: no reward for being short
     off = compute_advantages(rollouts(shortest=[2, None, 2, 2]), settings())
     assert off.rewards_B.tolist() == REWARDS
+
+
+@pytest.mark.parametrize("rows", [0, 1, BLOCK, 2 * BLOCK + 1])
+def test_sums_by_blocks_of_rows_are_those_of_the_whole(rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    left, right = torch.randn(2, rows, 30, dtype=torch.float64, generator=draw)
+    assert torch.equal(row_sums(torch.mul, left, right), (left * right).sum(1))
+
+
+@pytest.mark.parametrize("beyond", [0.0, -7.0, float("nan"), float("-inf")])
+def test_values_where_the_mask_is_0_are_ignored(beyond: float) -> None:
+    matrix = torch.tensor([[-1.0, -2.0], [-3.0, beyond]], dtype=torch.float64)
+    tokens = validated(matrix, torch.ones(2, 2), [[1, 1], [1, 0]], [0, 0])
+    assert tokens.logprobs_BT.tolist() == [[-1.0, -2.0], [-3.0, 0.0]]
+    assert tokens.advantages_BT.tolist() == [[1.0, 1.0], [1.0, 0.0]]
+    assert tokens.mean(tokens.logprobs_BT, "group").tolist() == [-2.0, -2.0]
 
 
 def test_an_advantage_receives_the_answers_that_it_requires() -> None:

@@ -282,7 +282,7 @@ def rollouts(count: int, ratio: str, rephrasings: list[str], split: str = "train
         out = asyncio.run(made.run({}, uid="g", **columns))
         given = engine.requests[-1][1]
         recorded = out.extra_fields["generated_under"]
-        assert (recorded if recorded is not None else out.prompt_ids) == given
+        assert (out.prompt_ids if recorded is None else recorded.tolist()) == given
         seen.append(
             (
                 made.tokenizer.decode(given),

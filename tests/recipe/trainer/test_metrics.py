@@ -8,10 +8,12 @@ from rollout_batches import synthetic
 
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.trainer.metrics import (
-    entropy,
+    entropy_sums,
     group_metrics,
+    mean_entropy,
     rephrasing_metrics,
     source_metrics,
+    step_metrics,
     validation_metrics,
 )
 
@@ -34,6 +36,10 @@ def rollouts(**more: Any) -> RolloutBatch:
     return synthetic(REWARDS, torch.zeros(6, 3), mask, GROUPS, **{**values, **more})
 
 
+def entropy(batch: RolloutBatch) -> dict[str, float]:
+    return mean_entropy("train/entropy", entropy_sums(batch))
+
+
 def test_group_metrics_by_hand() -> None:
     wanted = {
         **{"train/accuracy": 3 / 6, "train/truncated": 1 / 6, "train/responses": 6},
@@ -43,7 +49,7 @@ def test_group_metrics_by_hand() -> None:
         **{"template/b/share": 2 / 6, "template/b/length": 2, "template/b/format": 0.25},
         "template/b/entropy": (1 + 2 + 1.5 + 0.5) / 4,
     }
-    result = group_metrics(rollouts(), torch.tensor(REWARDS))
+    result = step_metrics(rollouts(), torch.tensor(REWARDS), by_rephrasing=False)
     assert {key: result[key] for key in wanted} == pytest.approx(wanted)
 
 
@@ -65,7 +71,7 @@ def test_the_entropy_of_the_whole_is_the_mean_of_its_parts_by_tokens() -> None:
     for left_out, (of_a, of_b) in ((None, (4, 4)), (3, (4, 3))):
         trained = torch.tensor([row != left_out for row in range(6)])
         batch = rollouts(trained_B=trained)
-        parts = group_metrics(batch, torch.tensor(REWARDS))
+        parts = group_metrics(batch, torch.tensor(REWARDS), entropy_sums(batch))
         total = of_a * parts["template/a/entropy"] + of_b * parts["template/b/entropy"]
         assert entropy(batch)["train/entropy"] == pytest.approx(total / (of_a + of_b))
 
@@ -86,18 +92,19 @@ def test_rephrasing_metrics_by_hand() -> None:
         rephrasings,
         lengths=[2] * 8,
         rollout_logprobs_BT=theirs,
+        entropy_BT=torch.tensor([[1.0, 2.0]] * 8).double(),
     )
-    metrics = rephrasing_metrics(batch, torch.tensor(rewards))
+    metrics = step_metrics(batch, torch.tensor(rewards), by_rephrasing=True)
     assert metrics["rephrasing/0/accuracy"] == 0.75
     assert metrics["rephrasing/1/accuracy"] == pytest.approx(1 / 3)
     assert metrics["rephrasing/2/logprob_gap"] == 0.5
+    assert (metrics["rephrasing/1/entropy"], metrics["rephrasing/2/entropy"]) == (1.5, 1.0)
     assert metrics["train/no_signal_original"] == 0.5
     assert metrics["train/no_signal_rephrasings"] == 1.0
-    by_rephrasing = group_metrics(batch, torch.tensor(rewards), by_rephrasing=True)
-    assert by_rephrasing["train/groups"] == 5
-    assert by_rephrasing["train/no_signal_groups"] == pytest.approx(4 / 5)
+    assert metrics["train/groups"] == 5
+    assert metrics["train/no_signal_groups"] == pytest.approx(4 / 5)
     alone = synthetic([1.0], [[0.0]], [[1]], [0])
-    assert rephrasing_metrics(alone, torch.ones(1)) == {}
+    assert rephrasing_metrics(alone, torch.ones(1), entropy_sums(alone)) == {}
 
 
 def test_validation_counts_failed_rollouts_as_wrong() -> None:
