@@ -41,7 +41,7 @@ def with_sources(example: str, overrides: list[str]) -> str:
     """Return every key, a line each: ``key=value  # where it was set``, meaning."""
     config: Any = OmegaConf.to_container(compose_config(example, overrides), resolve=True)
     origin, meaning = dict[str, str](), meanings()
-    for source, values in _layers(example, overrides):
+    for source, values in layers(example, overrides):
         for key, raw in values.items():
             origin[key] = f"{source}: {raw}" if "${" in str(raw) else source
     lines = []
@@ -56,7 +56,7 @@ def overruled(example: str, overrides: list[str]) -> dict[str, str]:
     """Return key -> message for each value of `method=NAME` that a file of the example replaces."""
     chosen = [text for text in overrides if text.startswith("method=")]
     of_method, final = dict[str, Any](), dict[str, tuple[Any, str]]()
-    for source, values in _layers(example, overrides) if chosen else ():
+    for source, values in layers(example, overrides) if chosen else ():
         of_method |= values if "/method/" in source else {}
         final |= {key: (value, source) for key, value in values.items()}
     return {
@@ -81,7 +81,7 @@ def _headline(path: Path) -> str:
     return next((x[2:] for x in comments if not x.startswith("# @package")), "")
 
 
-def _layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file or "command line", its values by key) in the order in which hydra merges them."""
     folder = example_folder(example)
     # `with_plus` composes `base`: before hydra's context

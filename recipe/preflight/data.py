@@ -48,6 +48,15 @@ PROMPTS: list[Check] = [
         "the templates in recipe.augment.templates (null: all of the bank), or change the mode.",
     ),
     Rule(
+        "recipe.augment.style recipe.augment.mode recipe.reward.format_weight",
+        lambda s: (
+            s.recipe.augment.style == "row"
+            and (s.recipe.augment.mode != "fixed" or s.reward.format_weight)
+        ),
+        "the rows' own messages are in no template. Set recipe.augment.mode=fixed and "
+        "recipe.reward.format_weight=0, or another style.",
+    ),
+    Rule(
         "recipe.augment.weights",
         lambda s: s.recipe.augment.weights and len(s.recipe.augment.weights) != len(s.templates),
         "the number of weights is not that of the templates. Give one for each, or null.",

@@ -180,7 +180,7 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
     rows, single = [question(f"{n}?") for n in range(40)], {"templates": ["abel"]}
     rows[3] = dataclasses.replace(rows[3], rephrasings=("x<|im_end|>",))
     rows[5] = question("a<|im_end|>b")
-    rows[7] = dataclasses.replace(rows[7], system="<|im_end|>")
+    rows[7] = dataclasses.replace(rows[7], earlier=(("system", "<|im_end|>"),))
     path = written(tmp_path / "a.parquet", rows)
     named = rf"row 5 \(question {rows[5].uid}\): <\|im_end\|>, row 7"
     text = rf"^data\.train_files={path}: .*\(found: 2\): {named}"

@@ -1,0 +1,358 @@
+"""A launch script of verl as an example: ``recipe.train --script my_run.sh [method=NAME] ...``.
+
+The script is read by `recipe.script`; nothing of it is executed. Its settings become
+scale/script.yaml of an example: a method overrides them, and the command line overrides both.
+config/script.yaml, moved.yaml and preflight/keys.yaml say what becomes of keys that are not taken
+as they are. Every setting is in one group of the report: kept, moved, replaced or dropped.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+
+from prompt_aug.base.files import sha256, write_text
+from prompt_aug.typed import UNSET, as_list, shown
+from recipe import lint
+from recipe.config import show
+from recipe.config.base import CONFIG, default_values, flat, is_in, known_keys
+from recipe.config.compose import COMPOSING, is_open, one_line, parsed, with_plus
+from recipe.config.verl import MODEL, MOVED, REF, A, R, off_switch, row_of, unknown_key, why_fixed
+from recipe.errors import ConfigError
+from recipe.lint import UNKNOWN, VERL, Launch, Setting
+from recipe.script import OPEN, unknown_names
+
+SCRIPT = CONFIG / "script.yaml"
+MOVE = re.compile(r"(?:no effect: )?set ([\w.]+)")
+DEFAULT_SCORE = "verl.utils.reward_score.default_compute_score"  # by data_source
+FUNCTION = re.compile(r"(?:reward\.)?custom_reward_function\.(path|name|reward_kwargs\..+)")
+ADVANTAGE = "recipe.advantage"
+ESTIMATOR = {
+    "algorithm.adv_estimator": f"{ADVANTAGE}.name",
+    **{
+        f"algorithm.{name}": f"{ADVANTAGE}.arguments.{name}"
+        for name in ("gamma", "lam", "norm_adv_by_std_in_grpo")
+    },
+}
+# Of all GPUs together, in old versions of verl.
+MICRO = (f"{A}.ppo_micro_batch_size", *(f"{x}.log_prob_micro_batch_size" for x in (R, REF)))
+LIMIT, STEPS, EPOCHS = "data.max_response_length", "trainer.total_training_steps", "total_epochs"
+OVERLONG, GPUS = "recipe.reward.overlong", "trainer.n_gpus_per_node"
+# Defaults of verl in place of this project's.
+VERLS = (
+    f"{R}.n",
+    "algorithm.filter_groups.metric",
+    "trainer.val_before_train",
+    "trainer.total_epochs",
+)
+CHANGED = {  # defaults of earlier versions of verl
+    f"{A}.entropy_coeff": "0.001 until verl 0.3",
+    f"{A}.clip_ratio_c": "no dual clip until verl 0.3",
+    f"{A}.shuffle": "true in verl 0.1",
+    "algorithm.use_kl_in_reward": "true without a KL loss until verl 0.3",
+}
+
+
+@dataclass
+class Translation:
+    """The settings of a script: `notes` has the group and the reason of each.
+
+    `content` is scale/script.yaml, by key; `keys` the key there of a setting, for those that are
+    taken; `later` what a method or the command line sets, by key.
+    """
+
+    path: Path
+    folder: Path
+    overrides: list[str]
+    drop: Collection[str]
+    settings: list[Setting]
+    head: list[str]
+    notes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)
+    later: dict[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        made = [parsed(with_plus(text)) for text in self.overrides]
+        self.given = dict(flat({x.key_or_group: x.value() for x in made}))
+        self.given |= {x.key_or_group: x.value() for x in made}  # a section, too
+        self.method = self.given.get("method")
+        self.values = {x.key: x.value for x in self.settings}
+
+    def verdict(self, x: Setting) -> tuple[str, str, str, Any]:
+        """Return group, reason, and key and value to set ("": none); the group "stop": rejected."""
+        if is_in(x.key, self.drop):
+            return "dropped", "--drop", "", None
+        if x.key in self.given:
+            return "replaced", f"the command line: {shown(self.given[x.key])}", "", None
+        if (target := ESTIMATOR.get(x.key)) and self.method:
+            return "replaced", f"method={self.method}", "", None
+        if target:
+            name = f"verl:{x.value}" if target.endswith(".name") else x.value
+            return "replaced", target, target, name
+        if match := FUNCTION.fullmatch(x.key):
+            return "replaced", "recipe.reward.verifiers", f"function.{match[1]}", x.value
+        if x.key in MICRO and isinstance(x.value, int):
+            each = max(1, x.value // (self.number(GPUS) * self.number("trainer.nnodes")))
+            return "moved", f"{x.key}_per_gpu={each}", f"{x.key}_per_gpu", each
+        return by_row(x, self.values)
+
+    def number(self, key: str) -> int:
+        """Return a number of the script, verl's default if it sets none."""
+        value = self.values.get(key)
+        return value if isinstance(value, int) else int(default_values(VERL)[key])
+
+    def sort(self) -> None:
+        """Sort all settings into groups; ConfigError for those that must be known, or stop."""
+        self.content |= {key: default_values(VERL)[key] for key in VERLS}
+        errors, asked = list[str](), list[Setting]()
+        for x in {x.key: x for x in self.settings}.values():  # the last one counts
+            group, why, key, value = self.verdict(x)
+            self.notes[x.key] = group, why
+            if group == "stop":
+                errors.append(x.message(f"{why.rstrip('.')}. Or add --drop {x.key}."))
+            elif key:
+                self.keys[x.key], self.content[key] = key, value
+                asked += [x] if x.value is UNKNOWN or not x.sure else []
+        if errors := [*errors, *questions(asked)]:
+            raise ConfigError("\n".join(errors))
+
+    def complete(self) -> None:
+        """Set what follows from several settings, the data files, the machine and the method."""
+        content = self.content
+        if not content.get(f"{OVERLONG}.enable"):
+            for key in [key for key in content if is_in(key, [OVERLONG])]:
+                del content[key]
+        if content.get(f"{MODEL}.lora_rank"):
+            content[f"{MODEL}.lora.merge"] = True
+        if not self.method and content.setdefault(f"{ADVANTAGE}.name", "verl:gae") == "verl:gae":
+            content.setdefault("critic.enable", True)
+        content |= {"recipe.augment.mode": "fixed", "recipe.augment.templates": ["qwen-math"]}
+        content["recipe.reward.format_weight"] = 0.0
+        function = {k: content.pop(k) for k in [*content] if k.startswith("function.")}
+        self.write()
+        final, of_cpu = dict[str, Any](), dict[str, Any]()
+        after = False
+        for source, values in self.layers():
+            final |= values
+            of_cpu |= values if "/machine/cpu" in source else {}
+            self.later |= {key: (source, value) for key, value in values.items() if after}
+            after = after or source.endswith("scale/script.yaml")
+        augments = any(key.startswith("recipe.augment.") for key in self.later)
+        content |= {"recipe.augment.system": "template"} if augments else {}
+        content |= {} if augments else {"recipe.augment.style": "row"}
+        files = {
+            split: as_list(final.get(f"data.{split}_files")) or [] for split in ("train", "val")
+        }
+        sources = [
+            source for paths in files.values() for path in paths for source in sources_of(path)
+        ]
+        score = function_of(nested(function).get("function", {}))
+        content["recipe.reward.verifiers"] = dict.fromkeys(sorted({*sources}), score) or None
+        self.set_steps(final, sum(rows_of(path) for path in files["train"]))
+        content[f"{R}.max_model_len"] = content.get(f"{R}.max_model_len") or (
+            int(final["data.max_prompt_length"]) + int(final[LIMIT])
+        )
+        for key in [key for key in content if is_in(key, of_cpu)]:
+            del content[key]
+            self.later[key] = "recipe/config/machine/cpu.yaml", of_cpu.get(key)
+        if GPUS in content:  # or this machine's number would override it
+            self.overrides = [f"{GPUS}={content[GPUS]}", *self.overrides]
+        self.write()
+
+    def set_steps(self, final: Mapping[str, Any], rows: int) -> None:
+        """Set the number of steps, as verl counts: the epochs of `rows` questions, or fewer."""
+        most, wanted = final.get("data.train_max_samples", -1), final.get(STEPS)
+        rows = most if 0 < most < rows else rows
+        steps = final[f"trainer.{EPOCHS}"] * (rows // int(final["data.train_batch_size"]))
+        if wanted not in (None, UNSET):
+            steps = min(steps, wanted) if rows else wanted
+        self.content[STEPS] = max(1, steps)
+        if final["algorithm.filter_groups.enable"] or final["recipe.curriculum.enable"]:
+            self.content[f"trainer.{EPOCHS}"] = default_values()[f"trainer.{EPOCHS}"]
+            if f"trainer.{EPOCHS}" in self.notes:
+                self.notes[f"trainer.{EPOCHS}"] = "replaced", f"{STEPS}={steps}"
+
+    def write(self) -> None:
+        """Write the example."""
+        name = re.sub(r"\W+", "_", self.path.stem).strip("_") or "script"
+        name += f"_{self.method}" if self.method else ""
+        defaults = "defaults: [recipe, {override scale: script}, _self_]\n"
+        write_text(self.folder / "config.yaml", f"{defaults}recipe: {{name: {name}}}\n")
+        text = OmegaConf.to_yaml(OmegaConf.create(nested(self.content)))
+        write_text(self.folder / "scale" / "script.yaml", f"# @package _global_\n{text}")
+
+    def layers(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what each file and the command line set; ConfigError for an unknown choice."""
+        try:
+            yield from show.layers(str(self.folder), self.overrides)
+        except COMPOSING as error:
+            raise ConfigError(
+                f"{self.path} with {' '.join(self.overrides)}: {one_line(error)}"
+            ) from error
+
+    def report(self, config: DictConfig) -> str:
+        """Return the groups with their settings, a line each, of a composed configuration."""
+        groups: dict[str, list[str]] = {
+            name: [] for name in ("kept", "moved", "replaced", "dropped", "default changed")
+        }
+        for x in {x.key: x for x in self.settings}.values():
+            group, why = self.notes[x.key]
+            key = self.keys.get(x.key, "")
+            if key in self.later:
+                source, value = self.later[key]
+                group, why = "replaced", f"{source}: {shown(value)}"
+            elif off := off_switch(config, key) if group in ("kept", "moved") else None:
+                group, why = "dropped", f"no effect with {off[0].key}={shown(off[1])}"
+            value = "?" if x.value is UNKNOWN else shown(x.value)
+            groups[group].append(f"  {x.key}={value}" + (f": {why}" if why else ""))
+        groups["default changed"] = [
+            f"  {key}: not set, {shown(default_values(VERL)[key])}; {before}"
+            for key, before in CHANGED.items()
+            if key not in self.values and key not in self.later
+        ]
+        lines = [line for name, rows in groups.items() for line in (f"{name}: {len(rows)}", *rows)]
+        return "\n".join([*self.head, *lines, ""])
+
+
+def by_row(x: Setting, values: Mapping[str, Any]) -> tuple[str, str, str, Any]:
+    """Return the verdict about a setting by the rows of the three files."""
+    known = x.key in known_keys() or is_open(x.key)
+    row, refuses = row_of(x.key, SCRIPT), False
+    if x.key.endswith("reward_kwargs.max_resp_len"):
+        row = [LIMIT, values.get(LIMIT, default_values(VERL)[LIMIT])]
+    if row is None and (not known or x.value != default_values().get(x.key)):
+        row = why_fixed(x.key) if known else row_of(x.key, MOVED) or unknown_key(x.key)
+        refuses = not str(row).startswith("no effect")
+    if isinstance(row, list):
+        refuses = x.value not in row[1:]
+        row = None if known and x.value == default_values().get(x.key) else row[0]
+    text = str(row or "")
+    if (match := MOVE.fullmatch(text)) and match[1] in default_values():
+        target = match[1] if x.value is not None else ""
+        return ("moved", match[1], target, x.value)
+    if not text:
+        return "kept", "", x.key, x.value
+    if refuses:
+        return "stop", text.removeprefix("replaced: "), "", None
+    replaced = text.startswith("replaced: ")
+    return "replaced" if replaced else "dropped", text.removeprefix("replaced: "), "", None
+
+
+def questions(asked: Sequence[Setting]) -> Iterator[str]:
+    """Yield a message for each variable, and for each setting without one, that must be known."""
+    by_name: dict[str, list[str]] = {}
+    for x in asked:
+        for name in filter(None, x.variables):
+            by_name.setdefault(name, []).append(x.key)
+        if not any(x.variables):
+            why = (
+                "only some branches set it" if x.value is not UNKNOWN else "the script computes it"
+            )
+            yield f"{x.place}: {x.key}: {why}. Add {x.key}=VALUE, or --drop {x.key}."
+    for name, keys in by_name.items():
+        yield f"{', '.join(keys)}: the script does not set {name}. Add --set {name}=VALUE."
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping of sections from dotted keys."""
+    made = OmegaConf.create()
+    for key, value in values.items():
+        OmegaConf.update(made, key, value, force_add=True)
+    content: Any = OmegaConf.to_container(made, resolve=False)
+    return content
+
+
+def function_of(section: Mapping[str, Any]) -> str:
+    """Return the verifier of verl's section ``custom_reward_function``, verl's own without one."""
+    path, name = section.get("path"), section.get("name") or "compute_score"
+    if not path:
+        return DEFAULT_SCORE
+    place = f"{str(path).removeprefix('pkg://')}."
+    if not str(path).startswith("pkg://"):
+        file = Path(path).expanduser().resolve()
+        if not file.is_file():
+            raise ConfigError(
+                f"custom_reward_function.path={path}: no such file. Correct the path."
+            )
+        place = f"{file}:"
+    given = section.get("reward_kwargs") or {}
+    arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    return f"{place}{name}" + (f"({arguments})" if arguments else "")
+
+
+def rows_of(path: str) -> int:
+    """Return the number of rows of a parquet file, 0 if there is none: later checks report it."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowInvalid):
+        return 0
+
+
+def sources_of(path: str) -> list[str]:
+    """Return the data sources of a parquet file, as `prompt_aug.questions` names them."""
+    if not rows_of(path) or "data_source" not in pq.read_schema(path).names:
+        return []
+    column = pq.read_table(path, columns=["data_source"])["data_source"]
+    return [str(source or "unknown") for source in column.unique().to_pylist()]
+
+
+def chosen(path: Path, text: str, found: Sequence[Launch], number: int | None) -> Launch:
+    """Return the command to start; ConfigError if there is none or it is not named."""
+    if not found:
+        others = [*dict.fromkeys(re.findall(r"-m\s+([\w.]+)", text))]
+        named = f" It starts {', '.join(others)}." if others else ""
+        raise ConfigError(
+            f"{path}: no command of {lint.MAIN}.{named} Only that trainer's scripts can start here."
+        )
+    if (number is None and len(found) > 1) or not 1 <= (number or 1) <= len(found):
+        lines = ", ".join(str(x.line) for x in found)
+        raise ConfigError(
+            f"{path}: {len(found)} commands, in lines {lines}. Name one: --command N."
+        )
+    return found[(number or 1) - 1]
+
+
+def translate(
+    path: Path,
+    folder: Path,
+    overrides: list[str],
+    given: Mapping[str, str],
+    number: int | None = None,
+    drop: Collection[str] = (),
+) -> Translation:
+    """Write the example of a script into `folder`, and return it; ConfigError with all problems.
+
+    `given` are values of the script's variables, `number` is that of the command (from 1), and
+    `drop` are keys to leave out.
+    """
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    names = (n for n in os.environ if n in ("HOME", "PWD") or n.startswith("SLURM_"))
+    used = {n: os.environ[n] for n in names if re.search(rf"\$\{{?{n}\b|\$\({n.lower()}\)", text)}
+    found, errors = lint.launches(path, text, environment=used, given=given)
+    launch = chosen(path, text, [x for x in found if x.program != lint.TRAIN], number)
+    settings, name, unreadable = lint.settings_of(path, launch.program, launch.words)
+    if why := lint.skipped(name, [x for x in settings if not is_in(x.key, ["trainer"])]):
+        raise ConfigError(f"{path}:{launch.line}: {why}: it has another trainer.")
+    errors += unreadable
+    for word in launch.words:
+        if OPEN in word.text.partition("=")[0]:
+            names = unknown_names(word.text)
+            errors.append(
+                f"{path}:{word.line}: an argument is unknown. Add --set {names[0]}=VALUE."
+            )
+    if errors:
+        raise ConfigError("\n".join(errors))
+    head = [f"script: {path.resolve()}, line {launch.line}, sha256 {sha256(path)}"]
+    head += [f"from the environment: {key}={value}" for key, value in used.items()]
+    head += [f"--set {key}={value}" for key, value in given.items()]
+    made = Translation(path, folder, overrides, drop, settings, head)
+    made.sort()
+    made.complete()
+    return made
