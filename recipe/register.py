@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from prompt_aug.grading import grade
 from recipe.algorithms import ADVANTAGES
 
 
@@ -42,6 +41,8 @@ def compute_score(
     **_: Any,
 ) -> dict[str, Any]:
     """Return 1 or 0, and the answer, from the grader; `extra_info` may have the ``question``."""
+    from prompt_aug.grading import grade  # needs math-verify, which verl does not
+
     golds = [ground_truth] if isinstance(ground_truth, str) else [str(x) for x in ground_truth]
     found = grade(solution_str, golds, question=(extra_info or {}).get("question"))
     return {

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 from verl.utils.dataset.rl_dataset import RLHFDataset
-from verl.utils.tokenizer.continuous_token import create_continuous_token_builder
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.draw import draw
