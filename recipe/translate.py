@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,31 +32,32 @@ SCRIPT = CONFIG / "script.yaml"
 MOVE = re.compile(r"(?:no effect: )?set ([\w.]+)")
 DEFAULT_SCORE = "verl.utils.reward_score.default_compute_score"  # by data_source
 FUNCTION = re.compile(r"(?:reward\.)?custom_reward_function\.(path|name|reward_kwargs\..+)")
-ADVANTAGE = "recipe.advantage"
-ESTIMATOR = {
-    "algorithm.adv_estimator": f"{ADVANTAGE}.name",
-    **{
-        f"algorithm.{name}": f"{ADVANTAGE}.arguments.{name}"
-        for name in ("gamma", "lam", "norm_adv_by_std_in_grpo")
-    },
-}
+ADVANTAGE = "recipe.advantage.name"
+OF_ESTIMATOR = ("gamma", "lam", "norm_adv_by_std_in_grpo")
+ESTIMATOR = {f"algorithm.{x}": f"recipe.advantage.arguments.{x}" for x in OF_ESTIMATOR}
+ESTIMATOR["algorithm.adv_estimator"] = ADVANTAGE
 # Of all GPUs together, in old versions of verl.
 MICRO = (f"{A}.ppo_micro_batch_size", *(f"{x}.log_prob_micro_batch_size" for x in (R, REF)))
-LIMIT, STEPS, EPOCHS = "data.max_response_length", "trainer.total_training_steps", "total_epochs"
-OVERLONG, GPUS = "recipe.reward.overlong", "trainer.n_gpus_per_node"
-# Defaults of verl in place of this project's.
-VERLS = (
-    f"{R}.n",
-    "algorithm.filter_groups.metric",
-    "trainer.val_before_train",
-    "trainer.total_epochs",
-)
+LIMIT, OVERLONG = "data.max_response_length", "recipe.reward.overlong"
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+GPUS, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
+# Whose default is verl's, not this project's.
+VERLS = (f"{R}.n", "algorithm.filter_groups.metric", "trainer.val_before_train", EPOCHS)
 CHANGED = {  # defaults of earlier versions of verl
     f"{A}.entropy_coeff": "0.001 until verl 0.3",
     f"{A}.clip_ratio_c": "no dual clip until verl 0.3",
     f"{A}.shuffle": "true in verl 0.1",
     "algorithm.use_kl_in_reward": "true without a KL loss until verl 0.3",
 }
+
+
+class Verdict(NamedTuple):
+    """Group of a setting ("stop": it is rejected), the reason, and the key that is set, if any."""
+
+    group: str
+    why: str
+    key: str = ""
+    value: Any = None
 
 
 @dataclass
@@ -85,23 +86,23 @@ class Translation:
         self.method = self.given.get("method")
         self.values = {x.key: x.value for x in self.settings}
 
-    def verdict(self, x: Setting) -> tuple[str, str, str, Any]:
-        """Return group, reason, and key and value to set ("": none); the group "stop": rejected."""
+    def verdict(self, x: Setting) -> Verdict:
+        """Return what becomes of a setting."""
         if is_in(x.key, self.drop):
-            return "dropped", "--drop", "", None
+            return Verdict("dropped", "--drop")
         if x.key in self.given:
-            return "replaced", f"the command line: {shown(self.given[x.key])}", "", None
+            return Verdict("replaced", f"the command line: {shown(self.given[x.key])}")
         if (target := ESTIMATOR.get(x.key)) and self.method:
-            return "replaced", f"method={self.method}", "", None
+            return Verdict("replaced", f"method={self.method}")
         if target:
-            name = f"verl:{x.value}" if target.endswith(".name") else x.value
-            return "replaced", target, target, name
+            value = f"verl:{x.value}" if target == ADVANTAGE else x.value
+            return Verdict("replaced", target, target, value)
         if match := FUNCTION.fullmatch(x.key):
-            return "replaced", "recipe.reward.verifiers", f"function.{match[1]}", x.value
+            return Verdict("replaced", "recipe.reward.verifiers", f"function.{match[1]}", x.value)
         if x.key in MICRO and isinstance(x.value, int):
-            each = max(1, x.value // (self.number(GPUS) * self.number("trainer.nnodes")))
-            return "moved", f"{x.key}_per_gpu={each}", f"{x.key}_per_gpu", each
-        return by_row(x, self.values)
+            each = max(1, x.value // (self.number(GPUS) * self.number(NODES)))
+            return Verdict("moved", f"{x.key}_per_gpu={each}", f"{x.key}_per_gpu", each)
+        return by_row(x, self.number(LIMIT))
 
     def number(self, key: str) -> int:
         """Return a number of the script, verl's default if it sets none."""
@@ -116,7 +117,8 @@ class Translation:
             group, why, key, value = self.verdict(x)
             self.notes[x.key] = group, why
             if group == "stop":
-                errors.append(x.message(f"{why.rstrip('.')}. Or add --drop {x.key}."))
+                why = why.rstrip(".")
+                errors.append(x.message(f"{why}. To start without it add --drop {x.key}."))
             elif key:
                 self.keys[x.key], self.content[key] = key, value
                 asked += [x] if x.value is UNKNOWN or not x.sure else []
@@ -131,34 +133,29 @@ class Translation:
                 del content[key]
         if content.get(f"{MODEL}.lora_rank"):
             content[f"{MODEL}.lora.merge"] = True
-        if not self.method and content.setdefault(f"{ADVANTAGE}.name", "verl:gae") == "verl:gae":
+        if not self.method and content.setdefault(ADVANTAGE, "verl:gae") == "verl:gae":
             content.setdefault("critic.enable", True)
         content |= {"recipe.augment.mode": "fixed", "recipe.augment.templates": ["qwen-math"]}
-        content["recipe.reward.format_weight"] = 0.0
+        content |= {"recipe.reward.format_weight": 0.0}
         function = {k: content.pop(k) for k in [*content] if k.startswith("function.")}
         self.write()
-        final, of_cpu = dict[str, Any](), dict[str, Any]()
-        after = False
+        final, of_cpu, after = dict[str, Any](), dict[str, Any](), False
         for source, values in self.layers():
             final |= values
             of_cpu |= values if "/machine/cpu" in source else {}
             self.later |= {key: (source, value) for key, value in values.items() if after}
             after = after or source.endswith("scale/script.yaml")
-        augments = any(key.startswith("recipe.augment.") for key in self.later)
-        content |= {"recipe.augment.system": "template"} if augments else {}
-        content |= {} if augments else {"recipe.augment.style": "row"}
-        files = {
-            split: as_list(final.get(f"data.{split}_files")) or [] for split in ("train", "val")
-        }
-        sources = [
-            source for paths in files.values() for path in paths for source in sources_of(path)
-        ]
+        if any(key.startswith("recipe.augment.") for key in self.later):
+            content["recipe.augment.system"] = "template"
+        else:
+            content["recipe.augment.style"] = "row"
+        train, test = (as_list(final.get(f"data.{x}_files")) or [] for x in ("train", "val"))
+        sources = {source for path in (*train, *test) for source in sources_of(path)}
         score = function_of(nested(function).get("function", {}))
-        content["recipe.reward.verifiers"] = dict.fromkeys(sorted({*sources}), score) or None
-        self.set_steps(final, sum(rows_of(path) for path in files["train"]))
-        content[f"{R}.max_model_len"] = content.get(f"{R}.max_model_len") or (
-            int(final["data.max_prompt_length"]) + int(final[LIMIT])
-        )
+        content["recipe.reward.verifiers"] = dict.fromkeys(sorted(sources), score) or None
+        self.set_steps(final, sum(map(rows_of, train)))
+        longest = int(final["data.max_prompt_length"]) + int(final[LIMIT])
+        content[f"{R}.max_model_len"] = content.get(f"{R}.max_model_len") or longest
         for key in [key for key in content if is_in(key, of_cpu)]:
             del content[key]
             self.later[key] = "recipe/config/machine/cpu.yaml", of_cpu.get(key)
@@ -170,21 +167,19 @@ class Translation:
         """Set the number of steps, as verl counts: the epochs of `rows` questions, or fewer."""
         most, wanted = final.get("data.train_max_samples", -1), final.get(STEPS)
         rows = most if 0 < most < rows else rows
-        steps = final[f"trainer.{EPOCHS}"] * (rows // int(final["data.train_batch_size"]))
+        steps = final[EPOCHS] * (rows // int(final["data.train_batch_size"]))
         if wanted not in (None, UNSET):
             steps = min(steps, wanted) if rows else wanted
         self.content[STEPS] = max(1, steps)
         if final["algorithm.filter_groups.enable"] or final["recipe.curriculum.enable"]:
-            self.content[f"trainer.{EPOCHS}"] = default_values()[f"trainer.{EPOCHS}"]
-            if f"trainer.{EPOCHS}" in self.notes:
-                self.notes[f"trainer.{EPOCHS}"] = "replaced", f"{STEPS}={steps}"
+            self.content[EPOCHS] = default_values()[EPOCHS]
+            self.notes[EPOCHS] = "replaced", f"{STEPS}={steps}"
 
     def write(self) -> None:
         """Write the example."""
-        name = re.sub(r"\W+", "_", self.path.stem).strip("_") or "script"
-        name += f"_{self.method}" if self.method else ""
+        name = re.sub(r"\W+", "_", f"{self.path.stem}_{self.method or ''}").strip("_")
         defaults = "defaults: [recipe, {override scale: script}, _self_]\n"
-        write_text(self.folder / "config.yaml", f"{defaults}recipe: {{name: {name}}}\n")
+        write_text(self.folder / "config.yaml", f"{defaults}recipe: {{name: '{name}'}}\n")
         text = OmegaConf.to_yaml(OmegaConf.create(nested(self.content)))
         write_text(self.folder / "scale" / "script.yaml", f"# @package _global_\n{text}")
 
@@ -193,9 +188,7 @@ class Translation:
         try:
             yield from show.layers(str(self.folder), self.overrides)
         except COMPOSING as error:
-            raise ConfigError(
-                f"{self.path} with {' '.join(self.overrides)}: {one_line(error)}"
-            ) from error
+            raise ConfigError(f"{' '.join(self.overrides)}: {one_line(error)}") from error
 
     def report(self, config: DictConfig) -> str:
         """Return the groups with their settings, a line each, of a composed configuration."""
@@ -221,28 +214,24 @@ class Translation:
         return "\n".join([*self.head, *lines, ""])
 
 
-def by_row(x: Setting, values: Mapping[str, Any]) -> tuple[str, str, str, Any]:
-    """Return the verdict about a setting by the rows of the three files."""
+def by_row(x: Setting, limit: int) -> Verdict:
+    """Return the verdict by the rows of the three files; `limit`: tokens of a response."""
     known = x.key in known_keys() or is_open(x.key)
+    is_default = known and x.value == default_values().get(x.key)
     row, refuses = row_of(x.key, SCRIPT), False
     if x.key.endswith("reward_kwargs.max_resp_len"):
-        row = [LIMIT, values.get(LIMIT, default_values(VERL)[LIMIT])]
-    if row is None and (not known or x.value != default_values().get(x.key)):
+        row = [LIMIT, limit]
+    if row is None and not is_default:
         row = why_fixed(x.key) if known else row_of(x.key, MOVED) or unknown_key(x.key)
         refuses = not str(row).startswith("no effect")
     if isinstance(row, list):
-        refuses = x.value not in row[1:]
-        row = None if known and x.value == default_values().get(x.key) else row[0]
-    text = str(row or "")
-    if (match := MOVE.fullmatch(text)) and match[1] in default_values():
-        target = match[1] if x.value is not None else ""
-        return ("moved", match[1], target, x.value)
-    if not text:
-        return "kept", "", x.key, x.value
-    if refuses:
-        return "stop", text.removeprefix("replaced: "), "", None
-    replaced = text.startswith("replaced: ")
-    return "replaced" if replaced else "dropped", text.removeprefix("replaced: "), "", None
+        row, refuses = None if is_default else row[0], x.value not in row[1:]
+    if row is None:
+        return Verdict("kept", "", x.key, x.value)
+    if (match := MOVE.fullmatch(row)) and match[1] in default_values():
+        return Verdict("moved", match[1], match[1] if x.value is not None else "", x.value)
+    why = row.removeprefix("replaced: ")
+    return Verdict("stop" if refuses else "dropped" if why == row else "replaced", why)
 
 
 def questions(asked: Sequence[Setting]) -> Iterator[str]:
@@ -252,9 +241,7 @@ def questions(asked: Sequence[Setting]) -> Iterator[str]:
         for name in filter(None, x.variables):
             by_name.setdefault(name, []).append(x.key)
         if not any(x.variables):
-            why = (
-                "only some branches set it" if x.value is not UNKNOWN else "the script computes it"
-            )
+            why = "the script computes it" if x.value is UNKNOWN else "only some branches set it"
             yield f"{x.place}: {x.key}: {why}. Add {x.key}=VALUE, or --drop {x.key}."
     for name, keys in by_name.items():
         yield f"{', '.join(keys)}: the script does not set {name}. Add --set {name}=VALUE."
@@ -278,9 +265,7 @@ def function_of(section: Mapping[str, Any]) -> str:
     if not str(path).startswith("pkg://"):
         file = Path(path).expanduser().resolve()
         if not file.is_file():
-            raise ConfigError(
-                f"custom_reward_function.path={path}: no such file. Correct the path."
-            )
+            raise ConfigError(f"custom_reward_function.path={path}: no such file. Correct it.")
         place = f"{file}:"
     given = section.get("reward_kwargs") or {}
     arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
@@ -313,9 +298,7 @@ def chosen(path: Path, text: str, found: Sequence[Launch], number: int | None) -
         )
     if (number is None and len(found) > 1) or not 1 <= (number or 1) <= len(found):
         lines = ", ".join(str(x.line) for x in found)
-        raise ConfigError(
-            f"{path}: {len(found)} commands, in lines {lines}. Name one: --command N."
-        )
+        raise ConfigError(f"{path}: {len(found)} commands, lines {lines}. Name one: --command N.")
     return found[(number or 1) - 1]
 
 
@@ -340,14 +323,10 @@ def translate(
     settings, name, unreadable = lint.settings_of(path, launch.program, launch.words)
     if why := lint.skipped(name, [x for x in settings if not is_in(x.key, ["trainer"])]):
         raise ConfigError(f"{path}:{launch.line}: {why}: it has another trainer.")
-    errors += unreadable
-    for word in launch.words:
-        if OPEN in word.text.partition("=")[0]:
-            names = unknown_names(word.text)
-            errors.append(
-                f"{path}:{word.line}: an argument is unknown. Add --set {names[0]}=VALUE."
-            )
-    if errors:
+    whole = [word for word in launch.words if OPEN in word.text.partition("=")[0]]
+    unknown = ((word.line, unknown_names(word.text)[0]) for word in whole)
+    errors += [f"{path}:{n}: unknown arguments. Add --set {x}=VALUE." for n, x in unknown]
+    if errors := [*errors, *unreadable]:
         raise ConfigError("\n".join(errors))
     head = [f"script: {path.resolve()}, line {launch.line}, sha256 {sha256(path)}"]
     head += [f"from the environment: {key}={value}" for key, value in used.items()]

@@ -198,7 +198,7 @@ FORK = "algorithm.advantage=positive"
         ("--config-name=ppo_megatron_trainer", {}, ["--config-name=ppo_megatron_trainer"]),
         (f"{A}.strategy=megatron", {}, ["strategy=megatron"]),
         ("data.seed=[1}", {}, ["not an override"]),
-        (f"\n{MAIN}", {}, ["2 commands, in lines 1, ", "--command N"]),
+        (f"\n{MAIN}", {}, ["2 commands, lines 1, ", "--command N"]),
     ],
 )
 def test_what_stops_a_script(
