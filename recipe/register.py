@@ -25,7 +25,7 @@ def estimator(advantage: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def estimate(
         token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, **_: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        _, group_B = np.unique(np.asarray(index).astype(str), return_inverse=True)
+        group_B = np.unique(np.asarray(index).astype(str), return_inverse=True)[1]
         values_B = advantage(token_level_rewards.double().sum(-1), group_B)
         advantages_BT = (values_B[:, None] * response_mask).to(token_level_rewards.dtype)
         return advantages_BT, advantages_BT

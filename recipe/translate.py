@@ -218,7 +218,8 @@ def by_row(x: Setting, limit: int) -> Verdict:
     """Return the verdict by the rows of the three files; `limit`: tokens of a response."""
     known = x.key in known_keys() or is_open(x.key)
     is_default = known and x.value == default_values().get(x.key)
-    row, refuses = row_of(x.key, SCRIPT), False
+    row: Any = row_of(x.key, SCRIPT)
+    refuses = False
     if x.key.endswith("reward_kwargs.max_resp_len"):
         row = [LIMIT, limit]
     if row is None and not is_default:
