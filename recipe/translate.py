@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from prompt_aug.base.files import sha256, write_text
-from prompt_aug.typed import UNSET, as_list, shown
+from prompt_aug.typed import as_list, shown
 from recipe import lint
 from recipe.config import show
 from recipe.config.base import CONFIG, default_values, flat, is_in, known_keys
-from recipe.config.compose import COMPOSING, is_open, one_line, parsed, with_plus
+from recipe.config.compose import is_open, one_line, parsed, with_plus
 from recipe.config.verl import MODEL, MOVED, REF, A, R, off_switch, row_of, unknown_key, why_fixed
 from recipe.errors import ConfigError
 from recipe.lint import UNKNOWN, VERL, Launch, Setting
@@ -140,7 +141,7 @@ class Translation:
         function = {k: content.pop(k) for k in [*content] if k.startswith("function.")}
         self.write()
         final, of_cpu, after = dict[str, Any](), dict[str, Any](), False
-        for source, values in self.layers():
+        for source, values in show.layers(str(self.folder), self.overrides):
             final |= values
             of_cpu |= values if "/machine/cpu" in source else {}
             self.later |= {key: (source, value) for key, value in values.items() if after}
@@ -153,7 +154,7 @@ class Translation:
         sources = {source for path in (*train, *test) for source in sources_of(path)}
         score = function_of(nested(function).get("function", {}))
         content["recipe.reward.verifiers"] = dict.fromkeys(sorted(sources), score) or None
-        self.set_steps(final, sum(map(rows_of, train)))
+        content[STEPS] = content.get(STEPS) or default_values()[EPOCHS]  # the epochs end the run
         longest = int(final["data.max_prompt_length"]) + int(final[LIMIT])
         content[f"{R}.max_model_len"] = content.get(f"{R}.max_model_len") or longest
         for key in [key for key in content if is_in(key, of_cpu)]:
@@ -163,18 +164,6 @@ class Translation:
             self.overrides = [f"{GPUS}={content[GPUS]}", *self.overrides]
         self.write()
 
-    def set_steps(self, final: Mapping[str, Any], rows: int) -> None:
-        """Set the number of steps, as verl counts: the epochs of `rows` questions, or fewer."""
-        most, wanted = final.get("data.train_max_samples", -1), final.get(STEPS)
-        rows = most if 0 < most < rows else rows
-        steps = final[EPOCHS] * (rows // int(final["data.train_batch_size"]))
-        if wanted not in (None, UNSET):
-            steps = min(steps, wanted) if rows else wanted
-        self.content[STEPS] = max(1, steps)
-        if final["algorithm.filter_groups.enable"] or final["recipe.curriculum.enable"]:
-            self.content[EPOCHS] = default_values()[EPOCHS]
-            self.notes[EPOCHS] = "replaced", f"{STEPS}={steps}"
-
     def write(self) -> None:
         """Write the example."""
         name = re.sub(r"\W+", "_", f"{self.path.stem}_{self.method or ''}").strip("_")
@@ -182,13 +171,6 @@ class Translation:
         write_text(self.folder / "config.yaml", f"{defaults}recipe: {{name: '{name}'}}\n")
         text = OmegaConf.to_yaml(OmegaConf.create(nested(self.content)))
         write_text(self.folder / "scale" / "script.yaml", f"# @package _global_\n{text}")
-
-    def layers(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what each file and the command line set; ConfigError for an unknown choice."""
-        try:
-            yield from show.layers(str(self.folder), self.overrides)
-        except COMPOSING as error:
-            raise ConfigError(f"{' '.join(self.overrides)}: {one_line(error)}") from error
 
     def report(self, config: DictConfig) -> str:
         """Return the groups with their settings, a line each, of a composed configuration."""
@@ -273,18 +255,14 @@ def function_of(section: Mapping[str, Any]) -> str:
     return f"{place}{name}" + (f"({arguments})" if arguments else "")
 
 
-def rows_of(path: str) -> int:
-    """Return the number of rows of a parquet file, 0 if there is none: later checks report it."""
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowInvalid):
-        return 0
-
-
 def sources_of(path: str) -> list[str]:
     """Return the data sources of a parquet file, as `prompt_aug.questions` names them."""
-    if not rows_of(path) or "data_source" not in pq.read_schema(path).names:
-        return []
+    try:
+        names = pq.read_schema(path).names
+    except (OSError, pa.ArrowInvalid):
+        return []  # later checks report the file
+    if "data_source" not in names:
+        return ["unknown"]
     column = pq.read_table(path, columns=["data_source"])["data_source"]
     return [str(source or "unknown") for source in column.unique().to_pylist()]
 
@@ -334,5 +312,8 @@ def translate(
     head += [f"--set {key}={value}" for key, value in given.items()]
     made = Translation(path, folder, overrides, drop, settings, head)
     made.sort()
-    made.complete()
+    try:
+        made.complete()
+    except HydraException as error:  # an unknown method, for example
+        raise ConfigError(f"{' '.join(overrides)}: {one_line(error)}") from error
     return made

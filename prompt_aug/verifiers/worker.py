@@ -67,8 +67,8 @@ def load(path: str) -> Function:
 
 
 def of_file(path: str) -> Any:
-    """Return the module of a file."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    """Return the module of a file, under a name that hides no other module: math.py."""
+    spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -16,7 +16,6 @@ from recipe.run.model_files import model_folder
 SPLITS = ("train_files", "val_files")
 SMOLLM2 = "bash scripts/smollm2.sh"  # makes models/smollm2* and data/smollm2
 PREPARE = "python -m prompt_aug.prepare SOURCE {} --against BENCHMARKS"  # --help lists presets
-ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 
 
 def templates(s: Setup) -> Iterator[str]:
@@ -128,7 +127,7 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             "smaller batch, or give more questions."
         )
         return
-    curriculum, epochs = s.curriculum, s.trainer.total_epochs
+    curriculum = s.curriculum
     seen = s.batch * curriculum.candidates
     seen *= s.recipe.dynamic_sampling.max_gen_batches if s.filter.enable else 1
     if curriculum.enable and questions < seen:
@@ -136,12 +135,6 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             f"recipe.curriculum.candidates={curriculum.candidates}: a step reads {seen} questions "
             "(data.train_batch_size x candidates, with dynamic sampling x "
             f"recipe.dynamic_sampling.max_gen_batches), and there are {questions}. Lower it."
-        )
-    if epochs != ENOUGH_EPOCHS and (s.filter.enable or curriculum.enable):
-        yield (
-            f"trainer.total_epochs={epochs}: with dynamic sampling or a curriculum a step reads "
-            "more than one batch of questions, and verl does not count them. Leave the key alone "
-            "and set trainer.total_training_steps."
         )
 
 
