@@ -157,10 +157,10 @@ def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = N
 
         pairs = dict(text.partition("=")[::2] for text in given.set)
         with tempfile.TemporaryDirectory() as folder:
-            place = (given.script, Path(folder))
+            place = (given.script, Path(folder, given.script.stem))
             made = translate(*place, given.overrides, pairs, given.command, given.drop)
             given.script = None
-            given.example, given.overrides = folder, made.overrides
+            given.example, given.overrides = str(made.folder), made.overrides
             return do(given, made.report)
     from recipe.config import settings, show
 
