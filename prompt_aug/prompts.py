@@ -17,7 +17,7 @@ import yaml
 
 from prompt_aug.base.files import FileError, read_text, write_text
 from prompt_aug.base.progress import track
-from prompt_aug.questions import Question
+from prompt_aug.questions import Question, Turns
 from prompt_aug.templates import Bank, BankError, Form, Rendered, load_bank, render
 from prompt_aug.templates.rendering import Overlong
 from prompt_aug.typed import parse_yaml
@@ -108,13 +108,13 @@ class Prompts:
         template: str,
         question: str,
         tokenizer: Any,
-        system: str | None = None,
+        earlier: Turns = (),
     ) -> Prompt:
-        """Return the prompt of `question` under a template; `system` is the question's own.
+        """Return the prompt of `question` under a template; `earlier` are the row's own messages.
 
         Raises UnknownTemplateError, or RenderError if the question cannot be rendered.
         """
-        rendered = render(self.bank[template], question, tokenizer, self.form, system)
+        rendered = render(self.bank[template], question, tokenizer, self.form, earlier)
         ids = tokenizer.encode(rendered.text, add_special_tokens=False)
         return Prompt(rendered=rendered, ids=tuple(ids))
 
@@ -126,9 +126,10 @@ class Prompts:
         Each question is listed once, with its longest prompt.
         """
         listed: list[Overlong] = []
+        bank, form = self.bank, self.form
         for start in track(range(0, len(questions), BATCH), "prompt lengths", "batches"):
             pairs = [
-                (q.uid, name, render(self.bank[name], q.text, tokenizer, self.form, q.system).text)
+                (q.uid, name, render(bank[name], q.text, tokenizer, form, q.earlier).text)
                 for q in questions[start : start + BATCH]
                 for name in names
             ]

@@ -13,8 +13,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +25,8 @@ from prompt_aug.base.files import replacing
 from prompt_aug.grading.grader import LETTERS
 
 UID_LENGTH = 16
+Turns = tuple[tuple[str, str], ...]  # (role, content) of the messages of a chat
+Reading = Literal["one", "last", "all"]  # of a row's messages, see `from_row`
 SHOWN_ERRORS = 10
 INT64 = 2**63  # the range of a parquet column
 _INFINITE = re.compile(r"[-+]?(inf|infinity|\d+\.?\d*e\+?\d+)", re.IGNORECASE)
@@ -69,9 +72,10 @@ class QuestionError(UserError, ValueError):
 class Question:
     """A question; any of `answers` is right, also for its `rephrasings`.
 
-    With `options`, which its text lists as (A), (B), ..., an answer is a letter. `system` is the
-    row's own system prompt. `pass_rate` is the share of right answers that a model gave before
-    training. `row` is the JSON of the row's columns, for verifiers, if this record lacks some.
+    With `options`, which its text lists as (A), (B), ..., an answer is a letter. `earlier` are
+    the row's messages before the question, such as its system prompt. `pass_rate` is the share of
+    right answers that a model gave before training. `row` is the JSON of the row's columns, for
+    verifiers, if this record lacks some.
     """
 
     uid: str
@@ -82,9 +86,14 @@ class Question:
     level: int | None = None
     rephrasings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    system: str | None = None
+    earlier: Turns = ()
     pass_rate: float | None = None
     row: str | None = None
+
+    @property
+    def system(self) -> str | None:
+        """The row's own system prompt."""
+        return dict(self.earlier).get("system")
 
 
 def normalise(text: str) -> str:
@@ -93,7 +102,13 @@ def normalise(text: str) -> str:
 
 
 def make_question(
-    *, text: str, answers: Sequence[str], source: str, rephrasings: Sequence[str] = (), **more: Any
+    *,
+    text: str,
+    answers: Sequence[str],
+    source: str,
+    rephrasings: Sequence[str] = (),
+    system: str | None = None,
+    **more: Any,
 ) -> Question:
     """Return a question with its uid; text and answers are trimmed. `more` are other fields.
 
@@ -112,6 +127,7 @@ def make_question(
     content = json.dumps([normalise(text), [normalise(answer) for answer in golds]])
     uid = hashlib.sha256(content.encode()).hexdigest()[:UID_LENGTH]
     others = tuple(text for text in rephrasings if text.strip())
+    more |= {"earlier": (("system", system),)} if system else {}
     whole = json.dumps([text, golds, source, others, more], ensure_ascii=False)
     if half := re.search(r"[\ud800-\udfff]", whole):
         raise QuestionError(f"{half[0]!r} is half a character (a lone surrogate). Correct it.")
@@ -124,8 +140,8 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
     return {
         "data_source": question.source,
         "prompt": [
-            *([{"role": "system", "content": question.system}] if question.system else []),
-            {"role": "user", "content": question.text},
+            {"role": role, "content": content}
+            for role, content in (*question.earlier, ("user", question.text))
         ],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": question.answers[0]},
@@ -133,12 +149,13 @@ def to_row(question: Question, index: int = 0) -> dict[str, Any]:
     }
 
 
-def from_row(row: Mapping[str, Any]) -> Question:
+def from_row(row: Mapping[str, Any], reading: Reading = "one") -> Question:
     """Return the question of a verl-style row, also of one without our `extra_info`.
 
     Such a row gives its system message, its user message and ``reward_model.ground_truth``, a
     string or a list. Raises QuestionError without a question or an answer, and for other messages,
-    images or videos, which templates do not support.
+    images or videos, which templates do not support. The `reading` "last" allows any messages
+    before the user's last one, and "all" also keeps the blanks around that one.
     """
     for column in ("images", "videos"):
         if row.get(column) is not None and len(row[column]):
@@ -157,23 +174,26 @@ def from_row(row: Mapping[str, Any]) -> Question:
     named = isinstance(golds, list | tuple) and golds and gold in (None, *golds)
     answers = answer_texts(golds if named else gold)
     made = make_question(
-        text=user_text(row.get("prompt"), "prompt"),
+        text=user_text(row.get("prompt"), "prompt", last=reading != "one"),
         answers=answers,
         source=str(row.get("data_source") or "unknown"),
         split=str(extra.get("split") or "train"),
         level=int(level) if isinstance(level, int | float) and abs(level) < INT64 else None,
         rephrasings=answer_texts(extra.get("rephrasings")),
         options=_options(extra.get("options"), answers),
-        system=system_text(row.get("prompt")),
         pass_rate=_rate(rate),
     )
     chat = () if isinstance(row["prompt"], str) else row["prompt"]
     roles = [message.get("role") for message in chat]
-    if roles not in ([], ["user"], ["system", "user"]):
+    is_question = roles in ([], ["user"], ["system", "user"])
+    if not is_question if reading == "one" else roles[-1:] not in ([], ["user"]):
         raise QuestionError(
             f"the column 'prompt' has the roles {', '.join(map(str, roles))}: a question is one "
             "user message after an optional system message. Write it as such or drop the row."
         )
+    if roles:
+        earlier, text = turns_of(chat)
+        made = replace(made, earlier=earlier, text=text if reading == "all" else made.text)
     ours = extra.get("uid") == made.uid and set(extra) <= _EXTRA.keys()
     return replace(made, row=extra.get("row") if ours else _columns(row, made))
 
@@ -224,8 +244,8 @@ def _columns(row: Mapping[str, Any], made: Question) -> str | None:
         raise QuestionError(f"its columns cannot be written as JSON: {error}") from error
 
 
-def read_parquet(path: str | Path) -> list[Question]:
-    """Return the questions of a verl-style parquet file, in row order.
+def read_parquet(path: str | Path, reading: Reading = "one") -> list[Question]:
+    """Return the questions of a verl-style parquet file, in row order; see `from_row`.
 
     Raises QuestionError for a missing, unreadable or empty file, and for rows without a question
     or an answer, with their numbers (from 0).
@@ -245,7 +265,7 @@ def read_parquet(path: str | Path) -> list[Question]:
             f"{path}: lacks the columns {sorted(missing)} of a verl-style file (it has "
             f"{table.column_names}). Convert it with `python -m prompt_aug.prepare`."
         )
-    return read_all(table.to_pylist(), from_row, path)
+    return read_all(table.to_pylist(), partial(from_row, reading=reading), path)
 
 
 def in_double(table: pa.Table) -> pa.Table:
@@ -299,11 +319,11 @@ def count_repeats(questions: Iterable[Question]) -> list[tuple[Question, int]]:
 
     Some files, such as verl's of AIME, hold a question once per sample.
     """
-    rows: dict[tuple[str | None, ...], list[Question]] = {}
+    rows: dict[tuple[Any, ...], list[Question]] = {}
     for question in questions:
-        rows.setdefault((question.uid, question.text, question.system, question.source), []).append(
-            question
-        )
+        rows.setdefault(
+            (question.uid, question.text, question.earlier, question.source), []
+        ).append(question)
     return [(group[0], len(group)) for group in rows.values()]
 
 
@@ -324,8 +344,16 @@ def write_parquet(
         pq.write_table(table, file)
 
 
-def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> str:
-    """Return a text prompt, or the user message of a chat.
+def turns_of(chat: Iterable[Mapping[str, Any]]) -> tuple[Turns, str]:
+    """Return the messages before the question, and the question, which ends the chat."""
+    *earlier, (_, text) = ((str(turn["role"]), str(turn["content"])) for turn in chat)
+    return tuple(earlier), text
+
+
+def user_text(
+    prompt: str | Iterable[Mapping[str, Any]] | None, column: str, last: bool = False
+) -> str:
+    """Return a text prompt, or the user message of a chat, with `last` the last of several.
 
     Raises QuestionError, with the `column`, if a chat has none or several.
     """
@@ -341,7 +369,7 @@ def user_text(prompt: str | Iterable[Mapping[str, Any]] | None, column: str) -> 
     messages = [m["content"] for m in chat if m.get("role") == "user" and m.get("content")]
     if not messages:
         raise QuestionError(f"the column {column!r} has no user message")
-    if len(messages) > 1:
+    if len(messages) > 1 and not last:
         raise QuestionError(
             f"the column {column!r} has {len(messages)} user messages, and a question is one. "
             "Write them as one or drop the row."

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
@@ -44,7 +44,7 @@ from recipe.config.verl import (
     wrong_values,
 )
 from recipe.errors import ConfigError
-from recipe.script import OPEN, Command, Word, commands
+from recipe.script import OPEN, Command, Word, commands, unknown_names
 
 VERL = "ppo_trainer"
 UNKNOWN = object()  # a value that a script computes
@@ -69,13 +69,17 @@ FREE = ("model_engine", "trainer.device", f"{ROLLOUT}.name", "algorithm.filter_g
 
 @dataclass(frozen=True)
 class Setting:
-    """A key that is set at `place`, as ``FILE:LINE``; `prefix`: hydra's +, ++ or ~."""
+    """A key that is set at `place`, as ``FILE:LINE``; `prefix`: hydra's +, ++ or ~.
+
+    `variables` are those that an unknown value needs, "" for one that the script computes.
+    """
 
     place: str
     key: str
     value: Any
     prefix: str = ""
     sure: bool = True
+    variables: tuple[str, ...] = ()
 
     def message(self, why: str) -> str:
         value = "" if self.value is UNKNOWN else shown(self.value)
@@ -97,8 +101,18 @@ def read_setting(word: Word, place: str) -> Iterator[Setting]:
     if override.package is not None or is_group:  # the choice of a file, as method=grpo
         return
     value = UNKNOWN if OPEN in text or prefix == "~" else override.value()
+    names = tuple(unknown_names(text))
     for inner, part in flat({name: value}):
-        yield Setting(place, inner, UNKNOWN if "${" in str(part) else part, prefix, word.sure)
+        made = UNKNOWN if "${" in str(part) else part
+        yield Setting(place, inner, made, prefix, word.sure, names)
+
+
+class Launch(NamedTuple):
+    """A command in line `line` that starts a trainer, and its arguments."""
+
+    program: str
+    line: int
+    words: list[Word]
 
 
 def program_of(command: Command) -> tuple[str, list[Word]]:
@@ -121,39 +135,50 @@ def program_of(command: Command) -> tuple[str, list[Word]]:
     return "", []
 
 
-def of_script(path: Path, text: str) -> list[str]:
-    """Return the findings of a script's commands, each with its own settings."""
-    findings, launches, end = list[str](), list[tuple[str, list[Word]]](), 0
-    for command in commands(text.replace("\r\n", "\n"), SCRIPT):
+def launches(path: Path, text: str, **variables: Any) -> tuple[list[Launch], list[str]]:
+    """Return the commands that start a trainer, and findings of settings outside of them.
+
+    `variables` are those of `recipe.script.commands`.
+    """
+    found, findings, end = list[Launch](), list[str](), 0
+    for command in commands(text.replace("\r\n", "\n"), SCRIPT, **variables):
         program, words = program_of(command)
         stray = command.words[0].text
         if program:
-            launches.append((program, words))
+            found.append(Launch(program, command.line, words))
             end = command.end
         elif end and SETTING.fullmatch(stray):
             findings.append(
                 f"{path}:{command.line}: {stray}: not part of the command, which ends in line "
                 f"{end}. End its lines with a backslash, and nothing behind it."
             )
-            launches[-1][1].extend(command.words)
+            found[-1].words.extend(command.words)
         else:
             end = 0
-    if sum(100 + len(words) for _, words in launches) > MOST:
-        return [f"{path}: {len(launches)} commands with too many settings. Nothing was checked."]
-    if not launches:
-        print(f"{path}: nothing to check: no command of {', '.join(PROGRAMS[:3])}")
-    elif (at := text.find("\r\n")) >= 0:
+    if found and (at := text.find("\r\n")) >= 0:
         findings.append(
             f"{path}:{text.count(chr(10), 0, at) + 1}: the line ends in CR LF, and a CR behind a "
             "backslash ends the command. Convert the file: sed -i 's/\\r$//'."
         )
-    for program, words in launches:
-        findings += of_command(path, program, words)
+    return found, findings
+
+
+def of_script(path: Path, text: str) -> list[str]:
+    """Return the findings of a script's commands, each with its own settings."""
+    found, findings = launches(path, text)
+    if sum(100 + len(launch.words) for launch in found) > MOST:
+        return [f"{path}: {len(found)} commands with too many settings. Nothing was checked."]
+    if not found:
+        print(f"{path}: nothing to check: no command of {', '.join(PROGRAMS[:3])}")
+    for launch in found:
+        findings += of_command(path, launch.program, launch.words)
     return findings
 
 
-def of_command(path: Path | str, program: str, words: list[Word]) -> list[str]:
-    """Return the findings about the arguments of one command; print why it is skipped."""
+def settings_of(
+    path: Path | str, program: str, words: list[Word]
+) -> tuple[list[Setting], str, list[str]]:
+    """Return a command's settings, the name of its configuration, and what cannot be read."""
     settings, findings, name, rest = list[Setting](), list[str](), VERL, iter(words)
     for word in rest:
         option, _, value = word.text.partition("=")
@@ -165,6 +190,12 @@ def of_command(path: Path | str, program: str, words: list[Word]) -> list[str]:
                 settings += read_setting(word, f"{path}:{word.line}")
             except ConfigError as error:
                 findings += [f"{path}:{word.line}: {error}"] if word.sure else []
+    return settings, name, findings
+
+
+def of_command(path: Path | str, program: str, words: list[Word]) -> list[str]:
+    """Return the findings about the arguments of one command; print why it is skipped."""
+    settings, name, findings = settings_of(path, program, words)
     ours = program == TRAIN or any(x.key.startswith("recipe.") for x in settings)
     if why := skipped(name, settings):
         print(f"{path}: skipped: {why}")
@@ -219,7 +250,8 @@ def skipped(name: str, settings: Sequence[Setting]) -> str | None:
     """Return why a command or configuration is not checked, or None."""
     values = {x.key: x.value for x in settings}
     if name.removesuffix(".yaml") != VERL:
-        return f"--config-name={name.replace(OPEN, '?')}, another configuration than verl's own"
+        shown_name = re.sub(f"{OPEN}.*?{OPEN}", "?", name)
+        return f"--config-name={shown_name}, another configuration than verl's own"
     if "hydra.searchpath" in values:
         return "hydra.searchpath, other configurations than verl's own"
     for key, supported in ENGINES.items():

@@ -3,15 +3,17 @@
 tree-sitter's grammar of bash finds the commands. A variable has its last value above. After a
 branch, a loop or a function that sets it, it has the words of all its values, of which those that
 are not in each are unsure. Inside a longer word such a value is unknown, as are unset variables,
-arguments of the script and of functions, and the output of commands.
+arguments of functions, and the output of commands. The script itself has no arguments. An ``if``
+whose tests compare known texts has one branch; there a variable that nothing sets is empty.
 """
 
+import operator
 import re
 from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-OPEN = "\ue000"  # an unknown part of a word
+OPEN = "\ue000"  # before and after the name of a variable, or nothing: an unknown part of a word
 BLANK = "\ue001"  # of an unquoted value, where the shell divides a word
 LONGEST, MOST = 20_000, 300  # characters and words of a variable
 COMMANDS = 5_000  # after these no text is read as a script
@@ -22,10 +24,16 @@ BRANCHES = (
 )  # fmt: skip
 CLAUSES = ("elif_clause", "else_clause", "case_item")
 EXPANSIONS = ("simple_expansion", "expansion")
+ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
 PRINTS = ("echo", "printf")
 LOCAL = re.compile(r"\b(?:local|declare|typeset)\s+(?:-\w+\s+)*(\w+)")
+LARGEST = 2**63  # of the shell's integers
+ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    **{"+": operator.add, "-": operator.sub, "*": operator.mul},
+    "/": lambda a, b: abs(a) // abs(b) * (1 if a * b >= 0 else -1),
+}
 
 
 class Word(NamedTuple):
@@ -51,9 +59,27 @@ class Command(NamedTuple):
     words: tuple[Word, ...]
 
 
-def commands(source: str, script: re.Pattern[str]) -> list[Command]:
-    """Return the commands in order; an argument in which `script` is found is read as a script."""
-    reader = Reader(script)
+def unknown(name: str = "") -> str:
+    """Return an unknown part of a word, with the variable that would make it known."""
+    return f"{OPEN}{name}{OPEN}"
+
+
+def unknown_names(text: str) -> list[str]:
+    """Return the names of the unknown parts of a text, "" for one without a variable."""
+    return re.findall(f"{OPEN}(.*?){OPEN}", text)
+
+
+def commands(
+    source: str,
+    script: re.Pattern[str],
+    environment: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None,
+) -> list[Command]:
+    """Return the commands in order; an argument in which `script` is found is read as a script.
+
+    `environment` are variables before the first line; those of `given` keep their values.
+    """
+    reader = Reader(script, environment or {}, given or {})
     reader.read(source, 1)
     return reader.found
 
@@ -65,13 +91,17 @@ def source_of(node: Any) -> str:
 class Reader:
     """Walks through a syntax tree and keeps the values of variables."""
 
-    def __init__(self, script: re.Pattern[str]) -> None:
+    def __init__(
+        self, script: re.Pattern[str], environment: Mapping[str, str], given: Mapping[str, str]
+    ) -> None:
         from tree_sitter import Language, Parser  # only where a script is read
         from tree_sitter_bash import language
 
         self.parser, self.script, self.first = Parser(Language(language())), script, 1
         self.found: list[Command] = []
-        self.values: ChainMap[str, list[Word]] = ChainMap()
+        before = {name: [Word(0, text)] for name, text in {**environment, **given}.items()}
+        self.given = frozenset(given)
+        self.values: ChainMap[str, list[Word]] = ChainMap({**before, "@": []})
 
     def read(self, source: str, first: int) -> None:
         """Read a script whose first line is `first`, with variables of its own."""
@@ -85,6 +115,10 @@ class Reader:
 
     def visit(self, node: Any) -> None:
         """Read a node and what is in it."""
+        if node.type == "if_statement" and (chosen := self.chosen(node)) is not None:
+            for child in chosen:
+                self.visit(child)
+            return
         if node.type in BRANCHES:
             self.branch(node)
             return
@@ -106,15 +140,17 @@ class Reader:
     def branch(self, node: Any) -> None:
         """Read each branch from the same values, and merge what they leave."""
         if variable := node.child_by_field_name("variable"):
-            self.values[source_of(variable)] = [Word(0, OPEN)]
+            self.values[source_of(variable)] = [Word(0, unknown())]
         before, results = self.values, [self.values]  # no branch may apply
         for child in node.children:
             if len(results) == 1 or child.type in CLAUSES:
                 results.append(before.new_child())
                 self.values = results[-1]
+                if node.type == "function_definition":
+                    self.values["@"] = [Word(0, unknown())]
             self.visit(child)
         self.values = before
-        names = {name for result in results[1:] for name in result.maps[0]}
+        names = {name for result in results[1:] for name in result.maps[0]} - {"@", *self.given}
         if node.type == "function_definition":
             names -= {*LOCAL.findall(source_of(node))}
         for name in names:
@@ -122,6 +158,42 @@ class Reader:
             words = [*dict.fromkeys(word for option in options for word in option)][:MOST]
             sure = [all(word in option for option in options) for word in words]
             before[name] = [Word(*word[:2], both) for word, both in zip(words, sure, strict=True)]
+
+    def chosen(self, node: Any) -> list[Any] | None:
+        """Return what runs of an ``if`` whose tests are known, None if one is not."""
+        for clause in (node, *(x for x in node.children if x.type in CLAUSES)):
+            holds = clause.type == "else_clause" or self.holds(clause.named_children[0])
+            if holds is None:
+                return None
+            if holds:
+                return [x for x in clause.children if x.type not in CLAUSES]
+        return []
+
+    def holds(self, node: Any) -> bool | None:
+        """Return the result of a test of known texts by =, ==, !=, -z or -n, None of another."""
+        if node.type != "test_command" or len(node.named_children) != 1:
+            return None
+        parts = node.named_children[0].children
+        sign, *sides = sorted(parts, key=lambda x: x.type not in ("test_operator", "=", "==", "!="))
+        texts, name = list(map(self.known, sides)), source_of(sign)
+        if None in texts:
+            return None
+        if len(texts) == 1 and name in ("-z", "-n"):
+            return (texts[0] == "") == (name == "-z")
+        compares = len(texts) == 2 and sign.type != "test_operator" and "*" not in str(texts[1])
+        return (texts[0] == texts[1]) == (name != "!=") if compares else None
+
+    def known(self, node: Any) -> str | None:
+        """Return the text of a node without variables that nothing sets, None if it is unknown."""
+        text = self.text(node).replace(BLANK, " ")
+        for name in filter(None, unknown_names(text)):
+            is_set = name in self.values or self.is_argument(name)
+            text = text if is_set else text.replace(unknown(name), "")
+        return None if OPEN in text else text
+
+    def is_argument(self, name: str) -> bool:
+        """Return True for a parameter of a function, which some call may give."""
+        return name.isdigit() and bool(self.values["@"])
 
     def command(self, node: Any) -> None:
         """Add a command, unless it only prints, and read the scripts that it runs."""
@@ -138,6 +210,8 @@ class Reader:
     def assign(self, node: Any) -> None:
         """Set a variable, or add to it with +=."""
         name, value = (node.child_by_field_name(field) for field in ("name", "value"))
+        if source_of(name) in self.given:
+            return
         new = [*self.values.get(source_of(name), [])] if node.children[1].type == "+=" else []
         if value and value.type == "array":
             new += self.words(x for x in value.named_children if x.type != "comment")
@@ -145,8 +219,8 @@ class Reader:
             line, text = self.line(node), self.text(value).replace(BLANK, " ") if value else ""
             last = new.pop() if new else Word(line, "")
             text = last.text + CONTINUED * (line - last.line - last.text.count("\n")) + text
-            new.append(last._replace(text=text if len(text) < LONGEST else OPEN))
-        self.values[source_of(name)] = new if len(new) <= MOST else [Word(0, OPEN)]
+            new.append(last._replace(text=text if len(text) < LONGEST else unknown()))
+        self.values[source_of(name)] = new if len(new) <= MOST else [Word(0, unknown())]
 
     def words(self, nodes: Iterable[Any]) -> list[Word]:
         """Return the arguments of a command or an array."""
@@ -171,25 +245,53 @@ class Reader:
 
     def value(self, node: Any) -> list[Word]:
         """Return the words of a variable or its default."""
-        unknown = [Word(self.line(node), OPEN)]
+        line = self.line(node)
+        if ARGUMENTS.fullmatch(source_of(node)):
+            return self.values["@"]
         if not (match := REFERENCE.fullmatch(source_of(node))):
-            return unknown
-        name, operator = match[1], match[2] or ""
+            return [Word(line, unknown())]
+        name, default = match[1], match[2] or ""
         found = self.values.get(name, [])
-        is_empty = not found or (operator[:1] == ":" and [word.text for word in found] == [""])
-        if is_empty and operator[-1:] in ("-", "="):
+        is_empty = not found or (default[:1] == ":" and [word.text for word in found] == [""])
+        if is_empty and default[-1:] in ("-", "=") and not self.is_argument(name):
             text = "".join(map(self.text, node.named_children[1:])).replace(BLANK, " ")
-            found = [Word(self.line(node), text)]
-            if "=" in operator:
+            found = [Word(line, text)]
+            if "=" in default:
                 self.values[name] = found
-        return found or unknown
+        texts = (word.text.replace(unknown(), unknown(name)) for word in found)
+        named = [w._replace(line=w.line or line, text=t) for w, t in zip(found, texts, strict=True)]
+        return named or [Word(line, unknown(name))]
+
+    def number(self, node: Any) -> int | None:
+        """Return the value of integer arithmetic, None if it is unknown."""
+        inner = node.named_children
+        if node.type in ("arithmetic_expansion", "parenthesized_expression") and len(inner) == 1:
+            return self.number(inner[0])
+        if node.type == "binary_expression" and len(inner) == 2:
+            sign, left, right = node.children[1].type, *map(self.number, inner)
+            if left is None or right is None or sign not in ARITHMETIC or (sign, right) == ("/", 0):
+                return None
+            result = ARITHMETIC[sign](left, right)
+            return result if abs(result) < LARGEST else None
+        words = self.values.get(source_of(node), [])
+        text = words[0].text if len(words) == 1 and words[0].sure else self.text(node)
+        return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
 
     def text(self, node: Any) -> str:
         """Return the text of a node inside a longer word, in one line if it is a variable's."""
         if node.type in EXPANSIONS:
-            first, *rest = self.value(node)
+            first, *rest = self.value(node) or [Word(0, "")]
             text = re.sub(r"\s", BLANK, first.text.replace(CONTINUED, ""))
-            return text if first.sure and not rest else OPEN
+            match = REFERENCE.fullmatch(source_of(node))
+            return text if first.sure and not rest else unknown(match[1] if match else "")
+        if node.type == "arithmetic_expansion":
+            names = [
+                x for x in re.findall(r"[A-Za-z_]\w*", source_of(node)) if x not in self.values
+            ]
+            number = self.number(node)
+            return unknown("".join(names[:1])) if number is None else str(number)
+        if source_of(node) == "$(pwd)" and "PWD" in self.values:
+            return self.values["PWD"][0].text
         if node.type == "string":  # in which blanks are not always nodes
             pieces, at = list[str](), 1
             for child in [*(x for x in node.children if x.child_count), None]:
@@ -206,5 +308,5 @@ class Reader:
         if node.type in ("raw_string", "ansi_c_string"):
             return text.partition("'")[2][:-1]
         if node.child_count or text == "$":
-            return OPEN
+            return unknown()
         return re.sub(r"\\(.)", r"\1", text.replace(CONTINUED, ""))

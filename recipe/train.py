@@ -9,11 +9,14 @@ saves the step under way and ends the run; with exit code 75 the same command re
     python -m recipe.train toy                                   # two CPU cores, some minutes
     python -m recipe.train toy_methods method=cw_grpo            # any method on the same task
     python -m recipe.train cw_grpo recipe.run_dir=runs/cw_grpo   # a paper's setting, on GPUs
+    python -m recipe.train --script my_run.sh method=cw_grpo     # a launch script of verl, as it is
 """
 
 import argparse
 import signal
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -25,9 +28,14 @@ PREPARE = ("text_column", "answer_column", "validation")  # options of prompt_au
 STOPPED = 130  # the shell's exit code after Ctrl-C
 
 
-def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
-    """Compose, check, prepare and run; returns the exit code."""
-    from prompt_aug.base.files import lock
+def start(
+    example: str,
+    overrides: list[str],
+    dry_run: bool = False,
+    report: Callable[[DictConfig], str] | None = None,
+) -> int:
+    """Compose, check, prepare and run; returns the exit code. `report`: of a script's settings."""
+    from prompt_aug.base.files import lock, write_text
     from recipe.config import show
     from recipe.config.compose import compose_config
     from recipe.run import ending, model_files
@@ -47,8 +55,9 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
         prompts = check(config, here=not dry_run)
     for why in [*notes, *uncorrected(Setup(config))]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
+    settings = report(config) if report else ""
     if dry_run:
-        print(describe(config, prompts))
+        print(settings + describe(config, prompts))
         return 0
     folder = RunFolder(Path(config.recipe.run_dir))
     with lock(folder.root):
@@ -63,6 +72,8 @@ def start(example: str, overrides: list[str], dry_run: bool = False) -> int:
                 f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
             )
         model_files.record(folder.root)
+        if settings:
+            write_text(folder.script, settings)
         code, message = carry_out(config)
         ending.record(folder, code, message)
     print(f"recipe.train: {message}", file=sys.stderr if code else sys.stdout)
@@ -96,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("example", nargs="?", help="a folder in examples/, or the path of one")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="hydra overrides")
+    add_script_options(parser)
     parser.add_argument("--model", help="a folder or hub id; with a method in place of an example")
     parser.add_argument("--data", help="a file, hub id or preset; 200 questions are held out")
     parser.add_argument("--text-column", metavar="COLUMN", help="of --data: the question")
@@ -111,6 +123,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
     given = parser.parse_intermixed_args(arguments)
+    if given.script:  # in place of an example
+        if given.model or given.data:
+            parser.error("--script: set recipe.model_path and data.train_files, data.val_files")
+        given.overrides[:0] = filter(None, [given.example])
+        given.example = str(given.script)
     if given.example is None and not given.list and not given.keys:
         parser.error("name an example: --list shows them")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
@@ -122,8 +139,27 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
 
-def do(given: argparse.Namespace) -> int:
+def add_script_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a launch script."""
+    add = parser.add_argument_group("a launch script of verl").add_argument
+    add("--script", type=Path, metavar="FILE.sh", help="its command, in place of an example")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of the script")
+    add("--command", type=int, metavar="N", help="which of its commands, from 1")
+    add("--drop", action="append", default=[], metavar="KEY", help="a setting to leave out")
+
+
+def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = None) -> int:
     """Print the list or configuration asked for, or start the run; return the exit code."""
+    if given.script:
+        from recipe.translate import translate
+
+        pairs = dict(text.partition("=")[::2] for text in given.set)
+        with tempfile.TemporaryDirectory() as folder:
+            place = (given.script, Path(folder, given.script.stem))
+            made = translate(*place, given.overrides, pairs, given.command, given.drop)
+            given.script = None
+            given.example, given.overrides = str(made.folder), made.overrides
+            return do(given, made.report)
     from recipe.config import settings, show
 
     names = [name for name in PREPARE if getattr(given, name) is not None]
@@ -142,7 +178,7 @@ def do(given: argparse.Namespace) -> int:
         show.notes(given.example, given.overrides)
         print(show.every_key(given.example, given.overrides))
     else:
-        return start(given.example, given.overrides, given.dry_run)
+        return start(given.example, given.overrides, given.dry_run, report)
     return 0
 
 

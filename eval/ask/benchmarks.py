@@ -251,7 +251,7 @@ def _question(
     values = [field_of(row, column) for column in benchmark.options]
     wrong = [text.strip() for text in answer_texts(values) if text.strip()]
     text, answers, options = multiple_choice(made.text, made.answers[0], wrong)
-    kept = {key: getattr(made, key) for key in ("source", "split", "level", "system", "row")}
+    kept = {key: getattr(made, key) for key in ("source", "split", "level", "earlier", "row")}
     return make_question(text=text, answers=answers, options=options, **kept)
 
 

@@ -43,7 +43,7 @@ class Questions:
         """Return the prompts of a benchmark in question order."""
         template = self.template(benchmark).name
         return [
-            self.prompts.render(template, question.text, tokenizer, question.system)
+            self.prompts.render(template, question.text, tokenizer, question.earlier)
             for question in benchmark.questions
         ]
 

@@ -13,15 +13,14 @@ from typing import Any, Literal, get_args
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.tokenizers import ChatTemplateError, chat_text
-from prompt_aug.questions import Question
+from prompt_aug.questions import Question, Turns
 from prompt_aug.templates.template import SLOT, BankError, Template
 from prompt_aug.turns import control_token
 from prompt_aug.typed import shown
 
-Style = Literal["auto", "chat", "raw", "bare"]
+Style = Literal["auto", "chat", "raw", "bare", "row"]
 Turn = Literal["system", "user"]
 System = Literal["row", "template"]
-Messages = tuple[tuple[str, str], ...]
 SPELLED = {  # texts and numbers that people write for a boolean
     **dict.fromkeys("false no off n f 0 0.0 disable disabled none".split(), False),
     **dict.fromkeys("true yes on y t 1 1.0 enable enabled".split(), True),
@@ -44,7 +43,8 @@ class Form:
 
     `style`: "chat" uses the tokenizer's chat template, "raw" plain text (system, user and prefill,
     for base models), "bare" the same without a blank line after the question, "auto" chat if the
-    tokenizer has a chat template, else raw. `chat` are arguments of the chat template
+    tokenizer has a chat template, else raw. "row" is the row's own messages in the chat template,
+    as in verl, without the texts of a template. `chat` are arguments of the chat template
     (``enable_thinking``). `instruction` is the turn of the template's system text: "user" puts it
     before the question, with a line break. `system`: "row" replaces that text by the question's own
     system prompt, if it has one; "template" never does. Raises BankError for unsupported values.
@@ -81,7 +81,7 @@ class Rendered:
     """A prompt. `text` ends with `prefill`; `messages` are the (role, content) pairs before it."""
 
     text: str
-    messages: Messages
+    messages: Turns
     prefill: str
     stop: tuple[str, ...]
 
@@ -100,9 +100,9 @@ def render(
     question_text: str,
     tokenizer: Any = None,
     form: Form = PLAIN,
-    system: str | None = None,
+    earlier: Turns = (),
 ) -> Rendered:
-    """Return the prompt of `question_text` under `template`; `system` is the question's own.
+    """Return the prompt of `question_text` under `template`; `earlier` are the row's messages.
 
     If a chat template does not support a system message, its text opens the user message.
     Raises RenderError for an empty question, for a text of the data that contains a special token
@@ -111,7 +111,9 @@ def render(
     """
     if not question_text.strip():
         raise RenderError("an empty question cannot be rendered")
-    own = system if form.system == "row" else None
+    if form.style == "row":
+        return _of_row((*earlier, ("user", question_text)), tokenizer, form)
+    own = dict(earlier).get("system") if form.system == "row" else None
     if token := control_token((own or "", question_text), tokenizer):
         raise RenderError(
             f"the question {question_text[:60]!r} or its system prompt contains the "
@@ -134,7 +136,7 @@ def render(
         above, before = None, f"{above}\n"
     turns: list[tuple[str, str]] = [] if above is None else [("system", above)]
     turns.append(("user", before + template.user.replace(SLOT, question_text)))
-    messages: Messages = tuple(turns)
+    messages: Turns = tuple(turns)
     if form.style in ("auto", "chat") and has_chat:
         text, messages = _chat_text(messages, tokenizer, form)
     else:
@@ -155,12 +157,24 @@ def tag_opened_twice(
 
     The chat templates of thinking models open it right before the prefill.
     """
-    text = render(template, question.text, tokenizer, form, question.system).text
+    text = render(template, question.text, tokenizer, form, question.earlier).text
     opened = _OPENED.search(text.removesuffix(template.prefill))
     return f"<{opened[1]}>" if opened and template.requires(opened[1]) else None
 
 
-def _chat_text(messages: Messages, tokenizer: Any, form: Form) -> tuple[str, Messages]:
+def _of_row(messages: Turns, tokenizer: Any, form: Form) -> Rendered:
+    """Return the messages in the chat template, whatever they contain."""
+    try:
+        text = chat_text(tokenizer, messages, add_generation_prompt=True, **form.chat)
+    except ChatTemplateError as error:
+        raise RenderError(
+            f"recipe.augment.style=row: the tokenizer's chat template fails: {error}. Correct it, "
+            "or set recipe.augment.style=raw."
+        ) from error
+    return Rendered(text=text, messages=messages, prefill="", stop=())
+
+
+def _chat_text(messages: Turns, tokenizer: Any, form: Form) -> tuple[str, Turns]:
     """Return the text up to the assistant's turn, and the messages that the template rendered."""
     arguments, style = dict(form.chat), f"recipe.augment.style={form.style}"
     user, folded = messages[-1][1], messages

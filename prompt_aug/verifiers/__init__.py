@@ -8,12 +8,14 @@ recipe/VERIFIERS.md explains the arguments and the result. Functions run in the 
 score within +-`LARGEST`, or an ``acc`` that is neither 0 nor 1).
 """
 
+import ast
 import atexit
 import functools
 import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +30,12 @@ from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
 from prompt_aug.typed import Above0, Record
 
 KEY = "recipe.reward.verifiers.DATA_SOURCE"
-REMEDY = "Write my_module.my_function, and put the folder of my_module into the PYTHONPATH."
+REMEDY = (
+    "Write my_module.my_function, with the folder of my_module in the PYTHONPATH, or "
+    "FILE.py:my_function, either with arguments as in (strict=True)."
+)
+# The module or file of a function, its name, and its arguments.
+_NAMED = re.compile(r"(.*?)[.:](\w+)(?:\((.*)\))?", re.DOTALL)
 LARGEST = 10.0  # of a score; a larger one is taken for a mistake
 
 
@@ -153,17 +160,36 @@ def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**columns, **own, "data_source": columns["data_source"], "extra_info": merged}
 
 
-def source_digest(path: str) -> str:
-    """Return the SHA-256 of the file of a function, by its dotted path, and of this package."""
-    module = path.rpartition(".")[0]
+def named(path: str) -> tuple[str, str, dict[str, Any]]:
+    """Return module or file, name and keyword arguments of a verifier. Raises GraderError."""
+    match = _NAMED.fullmatch(path)
     try:
-        spec = importlib.util.find_spec(module)
+        place, name, given = match.groups("") if match else ("", path, "")
+        call: Any = ast.parse(f"f({given})", mode="eval").body
+        arguments = {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+    except (ValueError, SyntaxError) as error:
+        raise GraderError(f"{KEY}={path}: {error}. {REMEDY}") from error
+    return place, name, arguments
+
+
+def source_file(path: str) -> Path | None:
+    """Return the file of a verifier, None for a module without one. Raises GraderError."""
+    place = named(path)[0]
+    if place.endswith(".py"):
+        return Path(place)
+    try:
+        spec = importlib.util.find_spec(place)
     except (ImportError, ValueError, AttributeError) as error:
         raise GraderError(f"{KEY}={path}: {error}. {REMEDY}") from error
     if spec is None:
-        raise GraderError(f"{KEY}={path}: there is no module {module}. {REMEDY}")
+        raise GraderError(f"{KEY}={path}: there is no module {place}. {REMEDY}")
+    return Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
+
+
+def source_digest(path: str) -> str:
+    """Return the SHA-256 of the file of a function, by its path, and of this package."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    files += [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
+    files += filter(None, [source_file(path)])
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes() + b"\0")

@@ -13,6 +13,7 @@ import ast
 import asyncio
 import ctypes
 import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prompt_aug.grading.worker import Limits, answer_requests, deadline, limit_process
-from prompt_aug.verifiers import KEY, LARGEST, REMEDY
+from prompt_aug.verifiers import KEY, LARGEST, REMEDY, named
 
 PR_SET_CHILD_SUBREAPER = 36
 LONGEST_TEXT = 1000
@@ -41,13 +42,13 @@ class BadResultError(ValueError):
 
 
 def load(path: str) -> Function:
-    """Return the function of a dotted path. Raises ImportError with the key and what to do.
+    """Return the function of a path. Raises ImportError with the key and what to do.
 
     Makes its module's imports inside functions, too: otherwise each call would make them.
     """
-    module, _, name = path.rpartition(".")
     try:
-        loaded = importlib.import_module(module)
+        place, name, arguments = named(path)
+        loaded = of_file(place) if place.endswith(".py") else importlib.import_module(place)
         function = getattr(loaded, name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ImportError(f"{KEY}={path}: {type(error).__name__}: {error}. {REMEDY}") from error
@@ -62,7 +63,16 @@ def load(path: str) -> Function:
                 elif isinstance(node, ast.ImportFrom):
                     names = [alias.name for alias in node.names]
                     __import__(node.module or "", vars(loaded), None, names, node.level)
-    return function
+    return partial(function, **arguments) if arguments else function
+
+
+def of_file(path: str) -> Any:
+    """Return the module of a file, under a name that hides no other module: math.py."""
+    spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:

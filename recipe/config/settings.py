@@ -59,7 +59,7 @@ class Augment(Record):
     templates: Names | None = setting(None, "names to draw from; null: the whole bank")
     mode: Mode = setting("per_question", "per_question (the paper), per_rollout or fixed")
     format: FormatSetting = setting("strict", "strict, or published: each marker once")
-    style: Style = setting("auto", "auto, chat, raw (base models), bare")
+    style: Style = setting("auto", "auto, chat, raw (base models), bare, row (its messages)")
     instruction: Turn = setting("system", "instruction's turn: system, user")
     system: System = setting("row", "system prompt: row (the row's own, if any) or template")
     validation_template: Text = setting("qwen-math", "template of validation prompts")

@@ -1,23 +1,26 @@
 """Output of `recipe.train` without training: the examples, every key, and notes on a method."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from prompt_aug.typed import shown
-from recipe.config.base import CONFIG, flat, reading, search_path
+from recipe.config.base import CONFIG, flat, reading, search_path, verl_config
 from recipe.config.compose import (
     EXAMPLES,
-    by_key,
     compose_config,
     example_folder,
     example_names,
     group_names,
     on_this_machine,
+    parsed,
     with_plus,
 )
+from recipe.config.settings import defaults
 from recipe.errors import ConfigError
 
 
@@ -46,38 +49,61 @@ def notes(example: str, overrides: list[str]) -> list[str]:
     ConfigError for the keys of `recipe`: the run would be another method.
     """
     chosen = [text for text in overrides if text.startswith("method=")]
-    if not chosen:
-        return []
-    folder = example_folder(example)
-    overrides = on_this_machine(folder, list(map(with_plus, overrides)))
-    with reading(folder):
-        config = compose("config", overrides=[search_path(CONFIG), *overrides])
-    final, given = dict(flat(OmegaConf.to_container(config, resolve=False))), by_key(overrides)
+    of_method, final = dict[str, Any](), dict[str, tuple[Any, str]]()
+    for source, values in layers(example, overrides) if chosen else ():
+        of_method |= values if "/method/" in source else {}
+        final |= {key: (value, source) for key, value in values.items()}
     replaced = {
-        key: f"{key}={shown(final.get(key))}: a file of {example} sets this, and {chosen[-1]} "
+        key: f"{key}={shown(final[key][0])}: {final[key][1]} sets this, where {chosen[-1]} has "
         f"{shown(value)}. Add {key}=VALUE to choose one, or train another example."
-        for key, value in _of_method(folder, chosen[-1].removeprefix("method=")).items()
-        if value != "?" and final.get(key) != value and key not in given
+        for key, value in of_method.items()
+        if value != "?" and final[key][0] != value and final[key][1] != "command line"
     }
     if errors := [why for key, why in replaced.items() if key.startswith("recipe.")]:
         raise ConfigError("\n".join(errors))
     return list(replaced.values())  # the loss of the example, as of a baseline
 
 
-def _of_method(folder: Path, name: str) -> dict[str, Any]:
-    """Return key -> value of a method's file, after those of the methods in its `defaults`."""
-    paths = (place / "method" / f"{name}.yaml" for place in (folder, CONFIG))
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:  # `_self_`, or null
-        return {}
-    content: Any = OmegaConf.to_container(OmegaConf.load(path))
-    values = dict[str, Any]()
-    for other in content.pop("defaults", []):
-        values |= _of_method(folder, other) if isinstance(other, str) else {}
-    return values | dict(flat(content))
-
-
 def _headline(path: Path) -> str:
     """Return the first comment of a yaml file."""
     comments = [x for x in path.read_text(encoding="utf-8").splitlines() if x.startswith("# ")]
     return next((x[2:] for x in comments if not x.startswith("# @package")), "")
+
+
+def layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file or "command line", its values by key) in the order in which hydra merges them."""
+    folder = example_folder(example)
+    # `with_plus` composes `base`: before hydra's context
+    overrides = on_this_machine(folder, [with_plus(text) for text in overrides])
+    with reading(folder):
+        loader = GlobalHydra.instance().config_loader()
+        tree = loader.compute_defaults_list(
+            "config", [search_path(CONFIG), *overrides], RunMode.RUN
+        )
+        for default in tree.defaults:
+            if default.config_path is None or default.config_path.startswith("hydra"):
+                continue
+            if default.config_path == "settings":
+                yield "settings.py", dict(flat({"recipe": defaults()}))
+                continue
+            path = _find(default.config_path, folder)
+            content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            content.pop("defaults", None)
+            package = f"{default.package}." if default.package else ""
+            yield _place(path, folder), dict(flat(content, package))
+    for text in overrides:
+        yield "command line", dict(flat({parsed(text).key_or_group: parsed(text).value()}))
+
+
+def _find(name: str, folder: Path) -> Path:
+    """Return the file of a configuration's name: the first on hydra's search path."""
+    paths = (place / f"{name}.yaml" for place in (folder, CONFIG, verl_config()))
+    return next(path for path in paths if path.is_file()).resolve()
+
+
+def _place(path: Path, folder: Path) -> str:
+    """Return a short name of a file: the example's, this project's, or verl's."""
+    for place, short in ((folder, folder.name), (CONFIG, "recipe/config"), (verl_config(), "verl")):
+        if path.is_relative_to(place):
+            return f"{short}/{path.relative_to(place)}"
+    return str(path)

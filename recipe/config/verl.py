@@ -21,7 +21,7 @@ from recipe.config.settings import Recipe
 from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
 
-KEYS = CONFIG.parent / "preflight" / "keys.yaml"
+KEYS, MOVED = CONFIG.parent / "preflight" / "keys.yaml", CONFIG / "moved.yaml"
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"
@@ -129,9 +129,13 @@ def off_switch(config: DictConfig, key: str) -> tuple[Switch, Any] | None:
     return pairs[0]
 
 
-def row_of(key: str) -> Any:
-    """Return the row of keys.yaml for a key, None if it has none."""
-    return next((row for pattern, row in patterns(KEYS).items() if pattern.fullmatch(key)), None)
+def row_of(key: str, path: Path = KEYS) -> Any:
+    """Return the row of a file for a key, a star of its text replaced, None if it has none."""
+    for pattern, row in patterns(path).items():
+        if match := pattern.fullmatch(key):
+            rest = match.groups()[-1] if match.groups() else ""
+            return row.replace("*", rest) if isinstance(row, str) else row
+    return None
 
 
 def why_fixed(key: str) -> str | None:
@@ -163,10 +167,8 @@ def changed_keys(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
 def unknown_key(key: str, root: str = ROOT) -> str:
     """Return the message about a key that does not exist, with what may have been meant."""
-    for pattern, text in patterns(CONFIG / "moved.yaml").items():
-        if (match := pattern.fullmatch(key)) and (root == ROOT or "recipe." not in text):
-            rest = match.groups()[-1] if match.groups() else ""
-            return f"no key '{key}': {text.replace('*', rest)}"
+    if (text := row_of(key, MOVED)) and (root == ROOT or "recipe." not in text):
+        return f"no key '{key}': {text}"
     if full := sorted(k for k in known_keys(root) if k.endswith(f".{key}")):
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"
     near = f", did you mean {name}?" if (name := _nearest(key, known_keys(root))) else ""

@@ -16,7 +16,6 @@ from recipe.run.model_files import model_folder
 SPLITS = ("train_files", "val_files")
 SMOLLM2 = "bash scripts/smollm2.sh"  # makes models/smollm2* and data/smollm2
 PREPARE = "python -m prompt_aug.prepare SOURCE {} --against BENCHMARKS"  # --help lists presets
-ENOUGH_EPOCHS = 1_000_000  # recipe.yaml's default, more than any run needs
 
 
 def templates(s: Setup) -> Iterator[str]:
@@ -46,6 +45,15 @@ PROMPTS: list[Check] = [
         lambda s: (s.recipe.augment.mode == "fixed") != (len(s.templates) == 1),
         "one template to draw from needs recipe.augment.mode=fixed, and several another mode. Name "
         "the templates in recipe.augment.templates (null: all of the bank), or change the mode.",
+    ),
+    Rule(
+        "recipe.augment.style recipe.augment.mode recipe.reward.format_weight",
+        lambda s: (
+            s.recipe.augment.style == "row"
+            and (s.recipe.augment.mode != "fixed" or s.reward.format_weight)
+        ),
+        "the rows' own messages are in no template. Set recipe.augment.mode=fixed and "
+        "recipe.reward.format_weight=0, or another style.",
     ),
     Rule(
         "recipe.reward.overlong.buffer data.max_response_length",
@@ -114,7 +122,7 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             "smaller batch, or give more questions."
         )
         return
-    curriculum, epochs = s.curriculum, s.trainer.total_epochs
+    curriculum = s.curriculum
     seen = s.batch * curriculum.candidates
     seen *= s.recipe.dynamic_sampling.max_gen_batches if s.filter.enable else 1
     if curriculum.enable and questions < seen:
@@ -122,12 +130,6 @@ def too_few(questions: int, s: Setup) -> Iterator[str]:
             f"recipe.curriculum.candidates={curriculum.candidates}: a step reads {seen} questions "
             "(data.train_batch_size x candidates, with dynamic sampling x "
             f"recipe.dynamic_sampling.max_gen_batches), and there are {questions}. Lower it."
-        )
-    if epochs != ENOUGH_EPOCHS and (s.filter.enable or curriculum.enable):
-        yield (
-            f"trainer.total_epochs={epochs}: with dynamic sampling or a curriculum a step reads "
-            "more than one batch of questions, and verl does not count them. Leave the key alone "
-            "and set trainer.total_training_steps."
         )
 
 

@@ -45,7 +45,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         report = prepare_data(trial, prompts, tokenizer)
         question = read_parquet(trial.data.train_files[0])[0]
         name = (config.recipe.augment.templates or prompts.bank.names)[0]
-        render = partial(prompts.render, name, tokenizer=tokenizer, system=question.system)
+        render = partial(prompts.render, name, tokenizer=tokenizer, earlier=question.earlier)
         prompt = render(question.text)
     actor, steps = config.actor_rollout_ref.actor, int(trial.trainer.total_training_steps)
     saved = saved_checkpoints.tracked_step(Path(config.trainer.default_local_dir)) or 0
@@ -82,7 +82,8 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
     }
     width = max(map(len, lines))
     rows = [f"{key:<{width}}  {value}" for key, value in lines.items() if value]
-    return "\n".join([*rows, f"first prompt, template {name}:", prompt.shown()])
+    first = "first prompt" + ("" if prompts.form.style == "row" else f", template {name}")
+    return "\n".join([*rows, f"{first}:", prompt.shown()])
 
 
 def method(config: DictConfig) -> str:
@@ -118,6 +119,8 @@ def called(section: DictConfig) -> str:
 
 def templates(section: DictConfig, prompts: Prompts) -> str:
     """Return the templates of the training prompts, and the mode in which one is drawn."""
+    if prompts.form.style == "row":
+        return ""
     names = section.templates or prompts.bank.names
     return ", ".join(names) + (f"; recipe.augment.mode={section.mode}" if len(names) > 1 else "")
 

@@ -1,17 +1,16 @@
 """Rules about the user's functions, which run before Ray starts."""
 
 import dataclasses
-import hashlib
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import sha256
 from prompt_aug.typed import shown
+from prompt_aug.verifiers import named, source_file
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.rollouts import RolloutBatch
@@ -66,12 +65,12 @@ def own_functions(s: Setup) -> dict[str, str]:
     names += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
     digests = {}
     for path in map(str, names):
-        module, _, _ = path.rpartition(".")
-        if not module or module.partition(".")[0] in OURS or is_missing(module):
+        module = named(path)[0]
+        if module.partition(".")[0] in ("", *OURS) and not module.endswith(".py"):
             continue
-        spec = importlib.util.find_spec(module)
-        file = Path((spec and spec.origin) or "")
-        digests[path] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        if module.endswith(".py") or not is_missing(module):
+            file = source_file(path)
+            digests[path] = sha256(file) if file and file.is_file() else ""
     return digests
 
 

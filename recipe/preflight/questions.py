@@ -21,6 +21,7 @@ from prompt_aug.questions import (
     SHOWN_ERRORS,
     Question,
     QuestionError,
+    Reading,
     count_repeats,
     is_record,
     read_parquet,
@@ -154,14 +155,16 @@ def last_step(config: DictConfig, steps_per_epoch: int) -> int:
 
 def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if a text of one contains a special token."""
+    style, system = config.recipe.augment.style, config.recipe.augment.system
+    reading: Reading = "all" if style == "row" else "last" if system == "template" else "one"
     try:
-        questions = read_parquet(path)
+        questions = read_parquet(path, reading)
     except QuestionError as error:
         raise ConfigError(f"data.{key}={error}") from error
     errors, count = [], int(config.recipe.rephrasings.count)
-    for row, question in enumerate(questions):
-        system = question.system if config.recipe.augment.system == "row" else None
-        texts = (question.text, system or "", *question.rephrasings[:count])
+    for row, question in enumerate(questions if style != "row" else ()):
+        own = question.system if system == "row" else None
+        texts = (question.text, own or "", *question.rephrasings[:count])
         if token := control_token(texts, tokenizer):
             errors.append(f"row {row} (question {question.uid}): {token}")
     if errors:
@@ -297,9 +300,13 @@ def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> No
 
 def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
     """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
+
+    def before(question: Question) -> str:  # of a system prompt alone its text
+        return "\n".join(content for _, content in question.earlier)
+
     lines = [
         json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])
-        for q, more in ((q, (q.system, q.row if rows else None)) for q in questions)
+        for q, more in ((q, (before(q), q.row if rows else None)) for q in questions)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -24,7 +24,7 @@ from verl.utils.profiler import simple_timer
 
 from prompt_aug.draw import draw, rephrasing
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import system_text, user_text
+from prompt_aug.questions import turns_of
 from prompt_aug.templates import Bank, Rendered
 from prompt_aug.turns import end_of_turn
 from recipe.errors import RolloutError
@@ -49,7 +49,7 @@ def choose_template(augment: DictConfig, bank: Bank, seed: int, row: dict[str, A
 
 def choose_rephrasing(recipe: DictConfig, group_size: int, row: dict[str, Any]) -> tuple[int, str]:
     """Return (n, text of q^n) of one of (N + 1) G = `group_size` rollouts; n = 0 in validation."""
-    question, extra = user_text(row["raw_prompt"], "prompt"), row["extra_info"]
+    question, extra = turns_of(row["raw_prompt"])[1], row["extra_info"]
     count = int(recipe.rephrasings.count)
     if count == 0 or extra["split"] != "train":
         return 0, question
@@ -117,8 +117,8 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
     def prompt(self, row: dict[str, Any], text: str) -> tuple[str, Rendered, list[int]]:
         """Return (template name, rendered prompt, its token ids); ValueError if it is too long."""
         name = choose_template(self.recipe.augment, self.prompts.bank, self.recipe.seed, row)
-        system = system_text(row["raw_prompt"])
-        prompt = self.prompts.render(name, text, self.tokenizer, system)
+        earlier, _ = turns_of(row["raw_prompt"])
+        prompt = self.prompts.render(name, text, self.tokenizer, earlier)
         rendered, ids = prompt.rendered, list(prompt.ids)
         if len(ids) > self.prompt_length:
             raise ValueError(
@@ -133,7 +133,7 @@ class PromptAugmentationAgentLoop(AgentLoopBase):
         name, rendered, generated_under = self.prompt(kwargs, text)
         trained_under = generated_under
         if other := n > 0 and self.recipe.rephrasings.ratio == "anchored":
-            _, _, trained_under = self.prompt(kwargs, user_text(kwargs["raw_prompt"], "prompt"))
+            _, _, trained_under = self.prompt(kwargs, turns_of(kwargs["raw_prompt"])[1])
         params = {**sampling_params, "stop_token_ids": sorted(end_of_turn(self.tokenizer).ids)}
         if self.recipe.rollout.request_seeds and kwargs["extra_info"]["split"] == "train":
             group, rollout = str(kwargs["uid"]), int(kwargs["session_id"])

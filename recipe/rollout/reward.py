@@ -29,7 +29,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from prompt_aug.extraction import extraction
 from prompt_aug.grading import Grade, grade
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import user_text
+from prompt_aug.questions import turns_of
 from prompt_aug.templates import Template
 from prompt_aug.turns import end_of_turn
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
@@ -70,7 +70,7 @@ def score(
         text,
         list(row["extra_info"]["answers"]),
         # The response may answer any rephrasing, and may copy none.
-        question="\n".join([user_text(row["raw_prompt"], "prompt"), *_listed(row, "rephrasings")]),
+        question="\n".join([turns_of(row["raw_prompt"])[1], *_listed(row, "rephrasings")]),
         options=_listed(row, "options"),
         extraction=extraction(settings.extraction, template),
         pay_unworked=settings.unworked == "pay",

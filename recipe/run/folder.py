@@ -58,6 +58,7 @@ class RunFolder:
 
     config = _At("config.yaml")  # the resolved configuration
     prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
+    script = _At("script.txt")  # what became of a launch script's settings
     environment = _At("environment.json")  # versions, platform, commit
     model = _At("model.json")  # what loads of the start model (recipe.run.model_files)
     metrics = _At("metrics.jsonl")  # a line per training step

@@ -10,7 +10,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_from_nested
 
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import system_text, user_text
+from prompt_aug.questions import turns_of
 from prompt_aug.templates.rendering import RenderError
 from recipe.algorithms.sdpo import HINT, solutions
 from recipe.trainer.batch import Fetched, numbered, rows_of
@@ -63,9 +63,10 @@ def hinted_logprobs(
     for i, answer, chat in zip(real, answers, messages, strict=True):
         if answer is None:
             continue
-        text = HINT.replace("{question}", user_text(chat, "prompt")).replace("{solution}", answer)
+        earlier, question = turns_of(chat)
+        text = HINT.replace("{question}", question).replace("{solution}", answer)
         try:
-            prompt = renderer.render(extra[i]["template"], text, tokenizer, system_text(chat))
+            prompt = renderer.render(extra[i]["template"], text, tokenizer, earlier)
         except RenderError:  # the answer contains a marker of the chat template
             continue
         if len(prompt.ids) <= limit:

@@ -22,7 +22,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from prompt_aug.base.files import write_lines
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import system_text, user_text
+from prompt_aug.questions import turns_of
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.compute import logprob_temperature, ratio_temperature
 from recipe.algorithms.rollouts import RolloutBatch
@@ -153,8 +153,8 @@ class RecipeMixin(SavingTrainer):
         for messages, extra, epoch in zip(*columns, batch[EPOCH].tolist(), strict=True):
             row = {"extra_info": extra, "session_id": 0, EPOCH: epoch}
             name = choose_template(recipe.augment, self.renderer.bank, recipe.seed, row)
-            text, system = user_text(messages, "prompt"), system_text(messages)
-            prompt = self.renderer.render(name, text, self.tokenizer, system)
+            earlier, text = turns_of(messages)
+            prompt = self.renderer.render(name, text, self.tokenizer, earlier)
             ids.append(torch.tensor(prompt.ids))
         return ids
 

@@ -349,7 +349,7 @@ def test_system_prompt_of_a_row_and_chat_arguments_reach_all_four(
     tmp_path: Path, make_benchmark: Callable[..., LoadedBenchmark]
 ) -> None:
     made = make_benchmark(questions=1)
-    own = (dataclasses.replace(made.questions[0], system="Be brief."),)
+    own = (dataclasses.replace(made.questions[0], earlier=(("system", "Be brief."),)),)
     config = composed("grpo", "+data.apply_chat_template_kwargs={enable_thinking: false}")
     compare(config, RunFolder(tmp_path), dataclasses.replace(made, questions=own))
     assert checked(config, own[0]) != checked(config, made.questions[0])

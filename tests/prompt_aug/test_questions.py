@@ -201,6 +201,21 @@ def test_a_verifier_gets_the_row_of_its_file(tmp_path: Path) -> None:
     assert row["extra_info"].items() >= given[1]["extra_info"].items()
 
 
+@pytest.mark.parametrize("reading", ["last", "all"])
+def test_a_chat_of_several_turns_ends_with_the_question(reading: Any) -> None:
+    row, blanks = foreign("Q?", "7"), {"all": " Q?\n", "last": "Q?"}[reading]
+    shown = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": " 1\n"}]
+    row["prompt"] = [row["prompt"][0], *shown, {"role": "user", "content": " Q?\n"}]
+    made = from_row(row, reading)
+    assert (made.text, made.system, len(made.earlier)) == (blanks, "Be brief.", 3)
+    assert made.uid == from_row(foreign("Q?", "7")).uid
+    if reading == "all":
+        assert to_row(made)["prompt"] == row["prompt"]
+        assert from_row(to_row(made), "all") == made
+    with pytest.raises(QuestionError, match="has the roles user, assistant"):
+        from_row(row | {"prompt": shown}, reading)
+
+
 INFINITE = (float("inf"), [-float("inf")], "inf", "-Infinity", "INF", "1e400", " +2.5E999 ")
 
 

@@ -197,8 +197,9 @@ def test_the_instruction_in_the_users_turn() -> None:
 
 
 def test_a_system_prompt_of_the_question_takes_the_templates_place() -> None:
-    assert render(FULL, "Q", qwen(), system="OWN").messages[0] == ("system", "OWN")
-    ignored = render(FULL, "Q", qwen(), Form(system="template"), "OWN")
+    own = (("system", "OWN"),)
+    assert render(FULL, "Q", qwen(), earlier=own).messages[0] == ("system", "OWN")
+    ignored = render(FULL, "Q", qwen(), Form(system="template"), own)
     assert ignored == render(FULL, "Q", qwen())
 
 
@@ -227,9 +228,10 @@ def test_a_question_cannot_end_its_own_turn(text: str) -> None:
 def test_a_system_prompt_of_the_data_holds_no_role_token() -> None:
     for made, token in ((llama_3(), "<|eot_id|>"), (deepseek(), "<｜User｜>")):
         with pytest.raises(RenderError, match=f"special token.*{re.escape(token)}"):
-            render(FULL, "Q", made, system=f"a{token}")
-        render(FULL, "Q", made, Form(system="template"), system=f"a{token}")  # not used
-    render(FULL, "Q", qwen_base(tags=True), system="Think in <think>, answer in <answer>.")
+            render(FULL, "Q", made, earlier=(("system", f"a{token}"),))
+        render(FULL, "Q", made, Form(system="template"), (("system", f"a{token}"),))  # not used
+    tags = (("system", "Think in <think>, answer in <answer>."),)
+    render(FULL, "Q", qwen_base(tags=True), earlier=tags)
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 """Verifiers of the user: what they are called with, and every way in which one can fail."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,6 +56,25 @@ def test_verls_signature_as_it_is_and_an_async_function(verifiers: Verifiers) ->
         graded = ask(verifiers, "verl", extra_info={"least": least})
         assert (graded.score, graded.correct) == (score, score == 1.0)
     assert [ask(verifiers, "awaited", text).score for text in ("7", "8")] == [1.0, 0.0]
+
+
+def test_a_function_of_a_file_with_arguments(tmp_path: Path) -> None:
+    """As verl's custom_reward_function, whose arguments override those of the call."""
+    file = tmp_path / "my rewards (1).py"
+    file.write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None, right=1, names=()):\n"
+        "    return {'score': right * (solution_str == ground_truth), 'names': len(names)}\n"
+    )
+    path = f"{file}:score(right=0.5, names=['a', ')'])"
+    made = Verifiers({"s": path}, LIMITS)
+    assert [ask(made, "s", text).score for text in ("7", "8")] == [0.5, 0.0]
+    assert ask(made, "s", "7").parts == {"names": 2.0}
+    made.close()
+    before = source_digest(path)
+    file.write_text(file.read_text() + "\n")
+    assert source_digest(path) != before
+    with pytest.raises(GraderError, match=r"score\(x=y\)"):
+        source_digest(f"{file}:score(x=y)")
 
 
 def test_parts_of_a_result(verifiers: Verifiers) -> None:

@@ -179,7 +179,7 @@ def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -
     rows, single = [question(f"{n}?") for n in range(40)], {"templates": ["abel"]}
     rows[3] = dataclasses.replace(rows[3], rephrasings=("x<|im_end|>",))
     rows[5] = question("a<|im_end|>b")
-    rows[7] = dataclasses.replace(rows[7], system="<|im_end|>")
+    rows[7] = dataclasses.replace(rows[7], earlier=(("system", "<|im_end|>"),))
     path = written(tmp_path / "a.parquet", rows)
     named = rf"row 5 \(question {rows[5].uid}\): <\|im_end\|>, row 7"
     text = rf"^data\.train_files={path}: .*\(found: 2\): {named}"
@@ -217,9 +217,6 @@ def test_too_few_questions_for_a_step(config: Any, changes: str, enough: int, na
     setup = changed(config, changes)
     assert list(data.too_few(enough, setup)) == []
     assert named in "".join(data.too_few(enough - 1, setup))
-    # Epochs are not counted where a step reads more than a batch.
-    setup.trainer.total_epochs = 1000
-    assert ("trainer.total_epochs=1000" in "".join(data.too_few(10_000, setup))) == bool(changes)
     setup.data.train_max_samples = enough - 1
     assert named in "".join(data.too_few(10_000, setup))
 

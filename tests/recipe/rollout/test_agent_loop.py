@@ -3,16 +3,22 @@
 import asyncio
 import dataclasses
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.draw import draw
 from prompt_aug.prompts import Prompts
-from prompt_aug.templates import Bank, load_bank, render
+from prompt_aug.questions import read_parquet, write_parquet
+from prompt_aug.templates import Bank, Form, load_bank, render
 from recipe.config.compose import EXAMPLES
 from recipe.errors import RolloutError
 from recipe.rollout.agent_loop import (
@@ -259,6 +265,33 @@ def test_the_system_prompt_of_a_row_is_used() -> None:
     asyncio.run(made.run({}, uid="g", **own))
     prompt = made.tokenizer.decode(engine.requests[0][1])
     assert "Be brief." in prompt and "47 + 38" in prompt
+
+
+ROWS = [
+    [("system", " Be <|im_end|> brief.\n"), ("user", "\n47 + 38? \n")],
+    [("user", "1 + 1?"), ("assistant", "2"), ("user", "47 + 38?")],
+]
+
+
+@pytest.mark.parametrize("turns", ROWS)
+def test_the_messages_of_a_row_are_the_prompt_of_verl(
+    turns: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """From the same parquet file, by verl's loader and its own agent loop's tokens."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    written = {"data_source": "s", "reward_model": {"ground_truth": "85"}, "prompt": messages}
+    pq.write_table(pa.Table.from_pylist([written]), tmp_path / "verl.parquet")
+    write_parquet(read_parquet(tmp_path / "verl.parquet", "all"), tmp_path / "ours.parquet")
+    rows = [
+        RLHFDataset(str(tmp_path / f"{name}.parquet"), tokenizer(), OmegaConf.create())[0]
+        for name in ("verl", "ours")
+    ]
+    engine = Engine([5])
+    made = loop(engine)
+    made.prompts = dataclasses.replace(made.prompts, form=Form(style="row"))
+    asyncio.run(made.run({}, uid="g", **{**row(), "raw_prompt": rows[1]["raw_prompt"]}))
+    builder = create_continuous_token_builder(tokenizer())
+    assert engine.requests[0][1] == builder.build_initial_tokens(list(rows[0]["raw_prompt"]))
 
 
 def test_a_prompt_that_is_too_long_is_an_error() -> None:
