@@ -26,10 +26,7 @@ from prompt_aug.grading import Extraction, Grade
 from prompt_aug.grading.extract import extract
 from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
 from prompt_aug.typed import Above0, Record
-
-KEY = "recipe.reward.verifiers.DATA_SOURCE"
-REMEDY = "Write my_module.my_function, and put the folder of my_module into the PYTHONPATH."
-LARGEST = 10.0  # of a score; a larger one is taken for a mistake
+from prompt_aug.verifiers.worker import KEY, LARGEST, REMEDY
 
 
 class VerifierLimits(Record):
@@ -71,7 +68,8 @@ class Verifiers:
             cpu_seconds=limits.cpu_seconds,
             wall_seconds=limits.wall_seconds,
             memory_bytes=int(limits.memory_gib * 2**30),
-            command=("-m", "prompt_aug.verifiers.worker", paths),
+            # By its path: every fork would copy the imports of this package.
+            command=(str(Path(__file__).with_name("worker.py")), paths),
             environment={**os.environ, "PYTHONPATH": places},
         )
         self._pool = WorkerPool(settings)
