@@ -26,11 +26,11 @@ from eval.report.answers import archive
 from eval.report.data import CheckpointRow, RunData, collect, question_means, scored_steps
 from eval.report.page import Block, Page
 from eval.report.tables import Table, interval, p_value, points, share
-from eval.score import Scored, require_one_grader
+from eval.score import Scored, read_scores, require_one_grader
 from eval.settings import differences
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from prompt_aug.base.files import read_lines, write_json, write_text
 from prompt_aug.typed import parse_typed
 from recipe.run.folder import CHECKPOINT, EvaluationFolder, RunFolder, numbered
 
@@ -80,7 +80,7 @@ def read_side(given: Path, settings: str | None) -> Side:
     """Return the result of a run, or the evaluated model of a folder."""
     folder, note = EvaluationFolder(given), None
     if folder.scores.exists() and folder.settings.exists():
-        scored = Scored(folder, read_json(folder.scores))
+        scored = Scored(folder, read_scores(folder))
     else:
         run = collect(given, settings)
         if not run.rows:

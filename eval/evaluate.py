@@ -57,7 +57,7 @@ class Item:
                 and entry["order"] == order_of(read_lines(self.folder.questions))
                 and self.benchmark.name in read_json(self.evaluation.scores)["benchmarks"]
             )
-        except (FileError, KeyError):
+        except (FileError, KeyError, TypeError):
             return False
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from eval import EvaluationError
 from eval.command import add_settings, run_command
 from eval.report.data import asked_differently, scored_steps
-from eval.score import Selection
+from eval.score import Selection, read_questions
 from prompt_aug.base.commands import existing, make_parser
-from prompt_aug.base.files import read_json, read_lines, write_json
+from prompt_aug.base.files import read_json, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder
 
@@ -24,7 +24,7 @@ from recipe.run.folder import EvaluationFolder, RunFolder
 def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> str:
     """Return why the questions are no validation split of the training data, or ""."""
     files = folder.benchmark(benchmark)
-    uids = {question["uid"] for question in read_lines(files.questions)}
+    uids = {question["uid"] for question in read_questions(files)}
     path = Path(str(read_json(files.scores).get("path") or ""))
     if path.suffix != ".parquet" or not path.is_file():
         return f"{path} is not an existing parquet file"

@@ -20,6 +20,7 @@ from eval.command import run_command
 from eval.endpoint import Server, connect
 from eval.engine import check_hardware, prepare_environment
 from eval.evaluate import Evaluation, Item
+from eval.samples import head_of
 from eval.session import Session
 from eval.settings import Settings, differences, from_run, presets
 from prompt_aug.base.commands import (
@@ -31,7 +32,7 @@ from prompt_aug.base.commands import (
     nonempty_path,
 )
 from prompt_aug.base.errors import UsageError
-from prompt_aug.base.files import InUseError, is_held, iter_lines, read_json
+from prompt_aug.base.files import InUseError, is_held, read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, named
 from prompt_aug.extraction import EXTRACTIONS
@@ -272,7 +273,7 @@ def _check_owner(checkpoint: Checkpoint, evaluation: Evaluation) -> None:
         return
     for item in evaluation.items(checkpoint):
         for file in item.folder.sample_files():
-            head = next(iter_lines(file), {})
+            head = head_of(file)
             changed = differences(head.get("model", checkpoint.identity), checkpoint.identity)
             changed = [line for line in changed if not line.startswith("endpoint:")]  # as a port
             # One name may be served with new weights; vLLM reports their folder as `root`.
