@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from prompt_aug.base.files import FileError, read_text, write_text
+from prompt_aug.base.files import FileError, write_text
 from prompt_aug.base.progress import track
 from prompt_aug.questions import Question, Turns
 from prompt_aug.templates import Bank, BankError, Form, Rendered, load_bank, render
 from prompt_aug.templates.rendering import Overlong
-from prompt_aug.typed import parse_yaml
+from prompt_aug.typed import read_record
 
 HEAD = ("source", "format", "style", "validation_template")
 FORM = ("style", "chat", "instruction", "system")
@@ -70,11 +70,9 @@ class Prompts:
     def read(cls, path: Path) -> "Prompts":
         """Read a file of `write`. Raises BankError if it is missing or has another content."""
         try:
-            head = parse_yaml(read_text(path), str(path))
+            head = read_record(path, *HEAD, source=str | None, chat=dict[str, Any])
         except FileError as error:
             raise BankError(str(error)) from error
-        if missing := [key for key in HEAD if not isinstance(head, dict) or key not in head]:
-            raise BankError(f"{path}: not written by a training run, {', '.join(missing)} not set")
         return cls._checked(load_bank(path, head["format"]), head["source"], head)
 
     @classmethod

@@ -29,7 +29,8 @@ Turns = tuple[tuple[str, str], ...]  # (role, content) of the messages of a chat
 Reading = Literal["one", "last", "all"]  # of a row's messages, see `from_row`
 SHOWN_ERRORS = 10
 INT64 = 2**63  # the range of a parquet column
-_INFINITE = re.compile(r"[-+]?(inf|infinity|\d+\.?\d*e\+?\d+)", re.IGNORECASE)
+# The texts of Python's infinity and NaN, which other programs write, and numbers that may overflow.
+_INFINITE = re.compile(r"[-+]?(inf|infinity|\d+\.?\d*e\+?\d+)|(?-i:nan|NaN)", re.IGNORECASE)
 _TEXTS = pa.list_(pa.string())
 _EXTRA = {
     "uid": pa.string(),
@@ -112,8 +113,8 @@ def make_question(
 ) -> Question:
     """Return a question with its uid; text and answers are trimmed. `more` are other fields.
 
-    Raises QuestionError for an empty text, an answer that is missing, empty or infinite, and for
-    lone surrogates, which no file can hold.
+    Raises QuestionError for an empty text, an answer that is missing, empty, infinite or NaN, and
+    for lone surrogates, which no file can hold.
     """
     if isinstance(answers, str):
         raise QuestionError(f"answers must be a list of strings, got the string {answers!r}")
@@ -122,8 +123,8 @@ def make_question(
         raise QuestionError("the question text is empty")
     if not golds or not all(golds):
         raise QuestionError(f"no answer, or an empty one, for the question {text[:60]!r}")
-    if infinite := [g for g in golds if _INFINITE.fullmatch(g) and math.isinf(float(g))]:
-        raise QuestionError(f"the answer {infinite[0]!r} is no number: write \\infty for infinity")
+    if wrong := [g for g in golds if _INFINITE.fullmatch(g) and not math.isfinite(float(g))]:
+        raise QuestionError(f"the answer {wrong[0]!r} is no number: write \\infty for infinity")
     content = json.dumps([normalise(text), [normalise(answer) for answer in golds]])
     uid = hashlib.sha256(content.encode()).hexdigest()[:UID_LENGTH]
     others = tuple(text for text in rephrasings if text.strip())
@@ -199,8 +200,8 @@ def from_row(row: Mapping[str, Any], reading: Reading = "one") -> Question:
 
 
 def is_record(gold: str) -> bool:
-    """Return True for an object in JSON's or Python's spelling, the gold of a verifier."""
-    return re.match(r"\{\s*[\"']", gold) is not None
+    """Return True for an object or a list of texts as JSON or Python, the gold of a verifier."""
+    return re.match(r"[{\[]\s*[\"']", gold) is not None
 
 
 def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:

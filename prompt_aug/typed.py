@@ -8,7 +8,7 @@ not a number, and 1 is not a boolean).
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,10 +21,11 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    create_model,
 )
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import FileError, read_json, read_text
+from prompt_aug.base.files import FileError, iter_lines, read_json, read_text
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
@@ -115,6 +116,30 @@ def read_typed(path: Path, kind: type[T], error: type[UserError] = FileError) ->
     except FileError as problem:
         raise problem if isinstance(problem, error) else error(str(problem)) from problem
     return parse_typed(value, kind, str(path), error)
+
+
+def stored(*needed: str, **types: Any) -> type[BaseModel]:
+    """Return the type of a record that a command writes, perhaps of another version.
+
+    It may have more keys, and lack those that are not `needed`.
+    """
+    fields: Any = {key: (kind, ... if key in needed else None) for key, kind in types.items()}
+    return create_model("Stored", __config__=ConfigDict(strict=True), **fields)
+
+
+def read_record(path: Path, *needed: str, **types: Any) -> dict[str, Any]:
+    """Return the record in a yaml or json file; raises FileError unless it is so `stored`."""
+    record = read_typed(path, dict[Any, Any])
+    for problem in problems(adapter(stored(*needed, **types)), record).values():
+        why = problem.removesuffix(" Give it a value.").rstrip(".")
+        raise FileError(f"{path}: {why}. Restore it from a copy.")
+    return record
+
+
+def typed_lines(path: Path, *needed: str, **types: Any) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of JSON lines; raises FileError unless they are so `stored`."""
+    check = adapter(stored(*needed, **types))
+    return iter_lines(path, lambda record: not problems(check, record))
 
 
 def parse_typed(value: Any, kind: type[T], place: str, error: type[UserError] = FileError) -> T:

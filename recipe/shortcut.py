@@ -18,8 +18,9 @@ from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import FileError, digests, read_json, sha256, write_json
 from prompt_aug.prepare.__main__ import build_parser, choose
 from prompt_aug.prepare.__main__ import main as prepare
-from prompt_aug.prepare.sources import KINDS
+from prompt_aug.prepare.sources import local_files
 from prompt_aug.questions import held_out_of, manifest_of
+from prompt_aug.typed import read_record
 from recipe.config.base import quoted
 from recipe.config.compose import example_names, group_names
 
@@ -71,9 +72,9 @@ def prepared(data: str, options: Sequence[str]) -> Path:
     path = Path(data)
     asked = [f"--validation={HELD_OUT}", *options]  # the last one counts
     name, preset = choose(build_parser().parse_args([data, TRAIN, NO_CHECK, *asked]))
-    within = (file for file in path.rglob("*") if file.suffix in (*KINDS, ".arrow"))
-    files = sorted(file for file in (path, *within) if file.is_file())
-    times = {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
+    files = local_files(path)
+    # Not st_mtime, which `rsync -a`, `cp -p` and tar set back.
+    times = {str(f.resolve()): [f.stat().st_size, f.stat().st_ctime_ns] for f in files}
     source = str(path.resolve()) if files else [preset.hub, preset.config, preset.split]
     record = {"source": source, "options": asked, "files": times}
     stem, earlier = (re.sub(r"\W+", "_", text).strip("_").lower() for text in (name, data))
@@ -101,18 +102,20 @@ def _whole(out: Path) -> bool:
     try:
         made = read_json(manifest_of(out))
         files = {out: made["sha256"], held_out_of(out): made["held_out_sha256"]}
-    except (FileError, KeyError, TypeError):
+    except (FileError, KeyError):
         return False
     return all(file.exists() and sha256(file) == digest for file, digest in files.items())
 
 
 def _is_of(out: Path, record: Mapping[str, Any]) -> bool:
     """Return whether OUT, prepared by hand, is used for a source: not if it has another; say so."""
-    made = read_json(manifest) if (manifest := manifest_of(out)).exists() else {}
+    types, manifest = {"source": str | None, "source_sha256": list[str]}, manifest_of(out)
+    made = read_record(manifest, **types) if manifest.exists() else {}
     hub = [made.get(key) for key in ("source", "config", "split")]
-    is_source = not made or record["source"] in (hub, str(Path(hub[0] or "").resolve()))
-    newest = max((time for _, time in record["files"].values()), default=0)
-    used = is_source and newest <= out.stat().st_mtime_ns
+    known, files = made.get("source_sha256"), record["files"]
+    same = known == [sha256(Path(file)) for file in files]
+    used = same if known else all(time <= out.stat().st_mtime_ns for _, time in files.values())
+    used &= not made or record["source"] in (hub, str(Path(hub[0] or "").resolve()))
     why = "prepared by hand, is used" if used else "of another or older source, is not used"
     print(f"recipe.train: note: {out}, {why}", file=sys.stderr)
     return used

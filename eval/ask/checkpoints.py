@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from prompt_aug.base.commands import python_command
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import read_json, sha256
+from prompt_aug.base.files import sha256
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import read_typed
 from recipe.run import model_files
@@ -64,10 +64,11 @@ def find(
         saved = sorted(numbered(RunFolder(run).checkpoints, CHECKPOINT))
         remedy = f"Run `{python_command('recipe.export', run)}`."
         if set(missing) - {0, *saved}:
-            remedy = f"Name other steps: {saved} are saved."
+            remedy = f"Name other steps: {saved} are saved." if saved else "No step is saved yet."
+        of = f" of the steps {missing}" if missing else ""
         raise UserError(
-            f"{exports} has no finished export (step_N with a {MANIFEST}) of the steps "
-            f"{missing or 'all'}: {list(finished)}. {remedy}"
+            f"{exports} has no finished export (step_N with a {MANIFEST}){of}. Finished: "
+            f"{[*finished] or 'none'}. {remedy}"
         )
     chosen = {step: path for step, path in finished.items() if steps is None or step in steps}
     return [from_manifest(folder, step) for step, folder in chosen.items()]
@@ -117,9 +118,10 @@ def from_model(model: str) -> Checkpoint:
     with Progress(f"digest of {folder.name}"):
         files = {path.name: sha256(path) for path in _model_files(folder)}
     own: dict[str, Any] = {"model": model, "identity": _identity(files), "files": files}
-    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
-    if isinstance(manifest, dict):  # an export, named by its folder
-        own |= {"run": folder.resolve().parents[1], "accepted": manifest.get("accepted", ())}
+    run = folder.resolve().parent.parent
+    if (folder / MANIFEST).is_file() and RunFolder(run).config.is_file():  # an export
+        accepted = read_typed(folder / MANIFEST, Manifest, UserError).accepted
+        own |= {"run": run, "accepted": accepted}
     return Checkpoint(step=None, **own)
 
 

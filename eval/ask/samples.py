@@ -12,40 +12,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from eval.ask.checkpoints import Checkpoint
 from eval.ask.endpoint import RemoteEngine
 from eval.ask.engine import SAMPLE_KEY, Engine, Request, SampleKey
 from eval.ask.settings import differences
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import append_lines, iter_lines, read_lines
+from prompt_aug.base.files import append_lines, read_lines
 from prompt_aug.base.progress import Progress
-from prompt_aug.typed import adapter, problems
+from prompt_aug.typed import adapter, problems, stored, typed_lines
 from recipe.run.folder import BenchmarkFolder
 
-OPEN = ConfigDict(extra="allow", strict=True)
-
-
-class Line(BaseModel):
-    """Types of the keys of a record in a file of an evaluation, which may have more keys."""
-
-    model_config = OPEN
-    uid: str = ""
-    prompt_sha256: str = ""
-    sample: int = 0
-    question: str = ""
-    gold: list[str] = []
-    prompt: str = ""
-    asked: bool = True
-    response: str = ""
-    tokens: int | None = None
-    finish_reason: str | None = None
-    correct: bool = False
-    extracted: str | None = None
-    status: str = ""
-
-
+TEXTS = ("uid", "prompt_sha256", "question", "prompt", "template", "response", "status")
+LINE = {  # types of the keys of all files of an evaluation; the last two are of a head
+    **dict.fromkeys(TEXTS, str),
+    **{"sample": int, "gold": list[str], "asked": bool, "correct": bool, "tokens": int | None},
+    **{"finish_reason": str | None, "extracted": str | None},
+    **{"model": dict[str, Any], "engine": dict[str, Any]},
+}
 # The keys that each record of a file has.
 QUESTION = ("uid", "prompt_sha256", "question", "gold", "prompt", "asked")
 SAMPLE = (*SAMPLE_KEY, "response", "tokens", "finish_reason")
@@ -54,15 +37,19 @@ GRADE = (*SAMPLE_KEY, "correct", "extracted", "status")
 
 def read_records(path: Path, keys: Sequence[str], first: int = 1) -> list[dict[str, Any]]:
     """Return the records of a file from line `first`. Raises UserError for a damaged one."""
-    check, records = adapter(Line), read_lines(path)[first - 1 :]
+    check, records = adapter(stored(*keys, **LINE)), read_lines(path)[first - 1 :]
     for number, record in enumerate(records, start=first):
-        lacking = [f"{key}: not set" for key in keys if key not in record]
-        for problem in (*lacking, *problems(check, record).values()):
+        for problem in problems(check, record).values():
             raise UserError(
                 f"{path}, line {number}: {problem.rstrip('.')}. Correct or delete the line, then "
                 "run eval.sweep again."
             )
     return records
+
+
+def head_of(path: Path) -> dict[str, Any]:
+    """Return the first line of a file of samples or grades. Raises FileError."""
+    return next(typed_lines(path, **LINE), {})
 
 
 FLUSH_SAMPLES, FLUSH_SECONDS = 256, 2.0  # a kill loses at most this much
@@ -75,7 +62,7 @@ def check_owner(folder: BenchmarkFolder, checkpoint: Checkpoint) -> None:
     A run's own step may be exported again with other weights: its samples are then made anew.
     """
     for file in folder.sample_files() if checkpoint.step is None else ():
-        head = next(iter_lines(file), {})
+        head = head_of(file)
         changed = differences(head.get("model", checkpoint.identity), checkpoint.identity)
         changed = [line for line in changed if not line.startswith("endpoint:")]  # as a port
         # One name may be served with new weights; vLLM reports their folder as `root`.
@@ -101,7 +88,7 @@ class SampleFiles:
         """Return all samples of this model. The first file wins if a key occurs twice."""
         samples: dict[SampleKey, Sample] = {}
         for path in self._folder.sample_files():
-            if next(iter_lines(path), {}).get("model") == self._identity:
+            if head_of(path).get("model") == self._identity:
                 for line in read_records(path, SAMPLE, first=2):
                     samples.setdefault(tuple(line[name] for name in SAMPLE_KEY), line)
         return samples

@@ -14,11 +14,10 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel
 
 from eval.ask.engine import SAMPLE_KEY, SampleKey
 from eval.ask.questions import TOO_LONG, Lines
-from eval.ask.samples import GRADE, OPEN, QUESTION, Sample, SampleFiles, read_records
+from eval.ask.samples import GRADE, QUESTION, Sample, SampleFiles, read_records
 from eval.scores import metrics
 from prompt_aug.base.commands import existing, make_parser, python_command
 from prompt_aug.base.errors import UserError
@@ -33,7 +32,7 @@ from prompt_aug.grading.units import split_unit, units_contradict
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import VALIDATION
 from prompt_aug.templates import Template
-from prompt_aug.typed import Record, Text, parse_typed, read_typed
+from prompt_aug.typed import Record, Share, Text, read_record, read_typed, stored
 from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
 from recipe.run import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
@@ -180,33 +179,27 @@ def read_questions(folder: BenchmarkFolder) -> Lines:
     return read_records(folder.questions, QUESTION)
 
 
-class Entry(BaseModel):
-    model_config = OPEN
-    settings: dict[str, Any]
-    grader: str
-    samples: int
-    accuracy: float
-    standard_error: float | None
-    question_means: list[float]
-    pass_at_k: dict[str, float]
-    status_rates: dict[str, float]
-    truncation_rate: float
-    mean_tokens: float | None
+ASKED = dict.fromkeys(("questions", "of", "samples"), int)
+ENTRY = {  # types of the keys of a benchmark's scores.json
+    **{"model": dict[str, Any], "settings": stored(*ASKED, **ASKED), "grader": str, "samples": int},
+    **{"accuracy": float, "standard_error": float | None, "question_means": list[Share]},
+    **{"pass_at_k": dict[str, float], "status_rates": dict[str, float], "truncation_rate": float},
+    "mean_tokens": float | None,
+}
+_entry: Any = stored(*ENTRY, **ENTRY)
+SCORES = {  # of a checkpoint's
+    **dict.fromkeys(("identity", "environment"), dict[str, Any]),
+    "settings": stored("template", template=str),
+    **{"grader": str, "benchmarks": dict[str, _entry]},
+}
 
 
-class Scores(BaseModel):
-    model_config = OPEN
-    settings: dict[str, Any]
-    identity: dict[str, Any]
-    grader: str
-    benchmarks: dict[str, Entry]
+def entry_of(folder: BenchmarkFolder) -> dict[str, Any]:
+    return read_record(folder.scores, *ENTRY, **ENTRY)
 
 
 def read_scores(folder: EvaluationFolder) -> dict[str, Any]:
-    """Return scores.json of a checkpoint. Raises UserError for other content."""
-    record = read_json(folder.scores)
-    parse_typed(record, Scores, str(folder.scores), UserError)
-    return dict(record)
+    return read_record(folder.scores, *SCORES, **SCORES)
 
 
 class Selection(Record):
@@ -317,7 +310,7 @@ def read_entry(
     """
     files = folder.benchmark(name)
     try:
-        entry = read_json(files.scores)
+        entry = entry_of(files)
         asked = (entry["model"], entry["settings"], entry["grader"], entry["order"])
         order = order_of(read_lines(files.questions))
         same = asked == (identity, settings, VERSION, order)
@@ -365,6 +358,8 @@ def combine(
                 f"note: {folder.root}: left out, because another version of the grader has graded "
                 f"it: {', '.join(old)}. Run `{python_command('eval.score', folder.root)}`."
             )
+        if not entries:
+            raise UserError(f"{folder.root}: no scores of this model. Run eval.sweep again.")
         parts = [metrics.of_means(entry["question_means"]) for entry in entries.values()]
         record = {
             "step": step,
@@ -386,7 +381,7 @@ def combine(
 
 
 def _entries(folder: EvaluationFolder, identity: Mapping[str, Any]) -> dict[str, Any]:
-    entries = {name: read_json(folder.benchmark(name).scores) for name in folder.benchmarks()}
+    entries = {name: entry_of(folder.benchmark(name)) for name in folder.benchmarks()}
     return {name: entry for name, entry in entries.items() if entry["model"] == dict(identity)}
 
 
@@ -401,7 +396,7 @@ def require_one_grader(versions: Mapping[str, str]) -> None:
 
 
 def regrade(folder: EvaluationFolder) -> dict[str, Any]:
-    bank, before = Prompts.read(folder.prompts).bank, read_json(folder.scores)
+    bank, before = Prompts.read(folder.prompts).bank, read_scores(folder)
     for name, entry in _entries(folder, before["identity"]).items():
         files = folder.benchmark(name)
         questions, samples = read_questions(files), SampleFiles(files, entry["model"]).load()

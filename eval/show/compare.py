@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from eval.ask.settings import differences
 from eval.scores.metrics import Difference, Estimate, of_means, over_questions, paired
-from eval.scores.score import Scored, require_one_grader
+from eval.scores.score import Scored, read_scores, require_one_grader
 from eval.show import add_settings, arms
 from eval.show.answers import archive
 from eval.show.data import CheckpointRow, RunData, collect, question_means, scored_steps
@@ -28,7 +28,7 @@ from eval.show.page import Block, Page
 from eval.show.tables import Table, interval, p_value, points, share
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError, UserError
-from prompt_aug.base.files import read_json, read_lines, write_json, write_text
+from prompt_aug.base.files import read_lines, write_json, write_text
 from prompt_aug.typed import parse_typed
 from recipe.run.folder import CHECKPOINT, EvaluationFolder, RunFolder, numbered
 
@@ -78,7 +78,7 @@ def read_side(given: Path, settings: str | None) -> Side:
     """Return the result of a run, or the evaluated model of a folder."""
     folder, note = EvaluationFolder(given), None
     if folder.scores.exists() and folder.settings.exists():
-        scored = Scored(folder, read_json(folder.scores))
+        scored = Scored(folder, read_scores(folder))
     else:
         run = collect(given, settings)
         if not run.rows:

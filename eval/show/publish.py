@@ -155,7 +155,7 @@ def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
         "tokenizer's chat template and append the prefill. With style `raw` or `bare`, "
         "or without a chat template, join the messages with empty lines."
         f"\n\n~~~~yaml\n{content}~~~~\n"
-        + (f"\nTemplates in training: {', '.join(trained)}.\n" if trained else "")
+        + (f"\nTemplates in training: {', '.join(map(str, trained))}.\n" if trained else "")
     )
 
 

@@ -10,12 +10,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.scores.score import Selection
+from eval.scores.score import Selection, read_questions
 from eval.show import add_settings
 from eval.show.data import asked_differently, scored_steps
 from prompt_aug.base.commands import existing, make_parser
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import read_json, read_lines, write_json
+from prompt_aug.base.files import read_json, write_json
 from prompt_aug.questions import VALIDATION, read_parquet
 from recipe.run.folder import EvaluationFolder, RunFolder
 
@@ -23,7 +23,7 @@ from recipe.run.folder import EvaluationFolder, RunFolder
 def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> str:
     """Return why the questions are no validation split of the training data, or ""."""
     files = folder.benchmark(benchmark)
-    uids = {question["uid"] for question in read_lines(files.questions)}
+    uids = {question["uid"] for question in read_questions(files)}
     path = Path(str(read_json(files.scores).get("path") or ""))
     if path.suffix != ".parquet" or not path.is_file():
         return f"{path} is not an existing parquet file"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import used
 from prompt_aug.base.progress import Progress
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -122,6 +123,7 @@ def run(
     `name` is the module. `interrupted` is printed after Ctrl-C: what is kept, how to continue.
     `progress=False` is for a command that prints its own progress throughout.
     """
+    used.clear()  # another command of this process may make folders anew
     collect_rarely()
     outlive_readers()
     try:

@@ -26,7 +26,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM)
 GONE = "was removed or moved while in use. Move it back, then run the same command again."
-_used: set[Path] = set()  # folders in which this process has written, and those above
+used: set[Path] = set()  # folders in which this command has written, and those above
 
 
 class FileError(UserError, ValueError):
@@ -46,16 +46,16 @@ class InUseError(UserError):
 
 
 def enter(folder: Path) -> None:
-    """Make `folder` to write in; WriteError if it is missing and this process wrote there before.
+    """Make `folder` to write in; WriteError if it is missing and this command wrote there before.
 
     Else part of the files would be where somebody has removed or moved them.
     """
     places = [folder.absolute(), *folder.absolute().parents]
-    if missing := [place for place in places if place in _used and not place.is_dir()]:
+    if missing := [place for place in places if place in used and not place.is_dir()]:
         raise WriteError(f"{missing[-1]} {GONE}")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    _used.update(places)
+    used.update(places)
 
 
 @contextlib.contextmanager
@@ -124,9 +124,12 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON value in `path`. Raises MissingFileError, or FileError if damaged."""
-    return _parse(read_text(path), str(path))
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`. Raises MissingFileError, or FileError for other content."""
+    value = _parse(read_text(path), str(path))
+    if not isinstance(value, dict):
+        raise FileError(f"{path} is not a JSON object. Restore it from a copy.")
+    return value
 
 
 def dump_lines(records: Iterable[dict[str, Any]]) -> str:
@@ -255,8 +258,6 @@ def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:
     the owner. If another process holds it, waits or, without `wait`, raises InUseError. Raises
     FileError on a file system without locks.
     """
-    below = [place for place in _used if place.is_relative_to(folder.absolute())]
-    _used.difference_update(below)  # the start of work there may make it anew
     enter(folder)
     held, job = _lock_file(folder), os.environ.get("SLURM_JOB_ID", "")
     owner = f"process {os.getpid()} on {socket.gethostname()}" + (f" (job {job})" if job else "")

@@ -239,11 +239,12 @@ class Channel(openai.DefaultAsyncHttpxClient):
         if len(content) > limit and response.is_success:
             raise Failure(f"a reply of over {limit} bytes, more than its tokens can have")
         text = content.decode(errors="replace")
-        with suppress(ValueError, RecursionError):
-            text = json.dumps(json.loads(content))  # without the escapes that a key may have
+        with suppress(ValueError, RecursionError):  # without the escapes that a key may have
+            text = json.dumps(json.loads(content), ensure_ascii=False)
         headers = {name: response.headers[name] for name in KEPT if name in response.headers}
+        content = self.hide(text).encode(errors="replace")  # half a character becomes "?"
         return httpx2.Response(
-            response.status_code, headers=headers, content=self.hide(text), request=request
+            response.status_code, headers=headers, content=content, request=request
         )
 
     def _used(self, response: httpx2.Response, wanted: Spending) -> Spending:

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.grading.worker import FOREIGN, is_readable, read_reply
+from prompt_aug.base.forks import FOREIGN, is_readable, read_reply
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_WORKER = Path(__file__).with_name("worker.py")
+_WORKER, _ROOT = Path(__file__).with_name("worker.py"), Path(__file__).parents[2]
 # If PATH has a relative entry, `sys.executable` is relative; a worker starts in another folder.
 _PYTHON = str(Path(sys.executable).absolute())
 _START_SECONDS = 300.0  # an import of sympy: 2 s, and over 120 s seen at a load of 50 on two cores
@@ -71,6 +71,7 @@ class _Worker:
         limits = (settings.cpu_seconds, settings.wall_seconds, settings.memory_bytes)
         self._own = settings.environment is not None
         kept = {k: os.environ[k] for k in _KEPT_ENVIRONMENT if k in os.environ}
+        kept["PYTHONPATH"] = os.pathsep.join([*filter(None, [kept.get("PYTHONPATH")]), str(_ROOT)])
         # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every run.
         environment = {**(settings.environment or kept), "PYTHONHASHSEED": "0"}
         try:

@@ -1,25 +1,13 @@
 """The sandboxed process in which math-verify reads model text: `python worker.py`.
 
-Two processes, so that killing one costs milliseconds instead of an import of sympy:
-
-    caller --JSON line--> parent (imports and warms math-verify, never parses a request)
-                             `--fork--> child (parses and compares, may be killed at any time)
-
-The kernel ends a child that runs too long, even inside one big C call: SIGPROF after
-`cpu_seconds` of its own CPU time (so a busy machine changes no grade), SIGALRM after
-`wall_seconds`. RLIMIT_AS bounds its memory. An audit hook refuses what a hole in a parser could
-reach: compiling text, writing files, processes, sockets.
+A parent imports and warms math-verify; a child of `prompt_aug.base.forks` parses and compares. An
+audit hook refuses what a hole in a parser could reach: compiling text, writing files, processes,
+sockets.
 
 Request:  TOKEN {"gold": str, "pred": str}, LaTeX without delimiters.
 Reply:    TOKEN {"status": "correct" | "wrong" | "unparsable" | "timeout" | "error", "detail": str}
-
-TOKEN is random, so that only a reader of a request can reply to it. Any other byte from a child
-ends it; the verdict is then "error".
-It imports nothing of this project.
 """
 
-import ctypes
-import gc
 import importlib
 import json
 import os
@@ -27,24 +15,15 @@ import pkgutil
 import random
 import re
 import resource
-import select
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
-REQUESTS_PER_CHILD = 2000  # sympy's caches grow
-REPLY_BYTES = 2**24  # no reply is longer
-FOREIGN = {"status": "error", "detail": "bytes that are no reply on the channel of replies"}
-LONG = 1e6  # seconds; the kernel ends a child earlier
-ORPHAN_CHECK_SECONDS = 5.0
+from prompt_aug.base.forks import Limits, answer_requests, deadline, limit_process
+
 MAX_RECURSION = 3000
-_PR_SET_PDEATHSIG = 1
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED_EVENTS = (
     "subprocess.", "socket.", "shutil.", "pty.", "ctypes.dlopen",
@@ -70,14 +49,6 @@ _LAZY_PACKAGES = (
 
 class RefusedOperation(RuntimeError):  # noqa: N818
     """An operation inside the sandbox that grading never needs."""
-
-
-class Limits(NamedTuple):
-    """Limits of one request; `memory_bytes` on top of what the warmed process has."""
-
-    cpu_seconds: float
-    wall_seconds: float
-    memory_bytes: float
 
 
 # sympy compiles this code for polynomials, from the number of letters alone; it has no calls.
@@ -108,34 +79,12 @@ def _refuse(what: str) -> None:
     raise RefusedOperation(what)
 
 
-def limit_process(limits: Limits) -> None:
-    """Bound the memory of this process and tie its life to its parent's."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    ceiling = used + int(limits.memory_bytes)
-    resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for expired in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(expired, signal.SIG_DFL)
-
-
 def _confine(limits: Limits) -> None:
     """Permanently limit this process to what grading needs."""
     limit_process(limits)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.dont_write_bytecode = True  # an import that `_import_all` missed must not try to write
     sys.addaudithook(_audit)
-
-
-@contextmanager
-def deadline(limits: Limits) -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-    signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _exact_number(_reader: object, text: str) -> Any:
@@ -292,111 +241,6 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
         replies.flush()
 
 
-Serve = Callable[[BinaryIO, BinaryIO, Limits], None]  # answers requests until they end
-Died = Callable[[], object]  # called after the death of a child; int does nothing
-
-
-class Child(NamedTuple):
-    pid: int
-    requests: BinaryIO
-    replies: int
-
-
-def _fork(limits: Limits, serve: Serve, parents: int) -> Child:
-    """Fork a child without the parent's descriptors: 0, 1, and `parents` for its replies."""
-    request_read, request_write = os.pipe()
-    reply_read, reply_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            for descriptor in {request_write, reply_read, 0, 1, parents}:
-                os.close(descriptor)
-            serve(os.fdopen(request_read, "rb"), os.fdopen(reply_write, "wb"), limits)
-            status = 0
-        finally:
-            os._exit(status)  # the pipes end now, and not before
-    os.close(request_read)
-    os.close(reply_write)
-    return Child(pid, os.fdopen(request_write, "wb"), reply_read)
-
-
-def is_readable(descriptor: int, seconds: float = 0.0) -> bool:
-    """Return True if bytes, or the end of their writer, can be read within `seconds`."""
-    poll = select.poll()  # select() fails on descriptors of 1024 and more
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
-
-
-def read_reply(descriptor: int, token: bytes, seconds: float = LONG) -> bytes:
-    """Return a line, or what cannot become one that begins with `token`.
-
-    Less if the writer ends or the time is over.
-    """
-    end, reply = time.monotonic() + seconds, b""
-    while reply[: len(token)] == token[: len(reply)] and len(reply) < REPLY_BYTES:
-        if b"\n" in reply or not is_readable(descriptor, end - time.monotonic()):
-            break
-        if not (more := os.read(descriptor, 2**16)):
-            break
-        reply += more
-    return reply
-
-
-def _end(child: Child, died: Died) -> tuple[dict[str, str], bool]:
-    """Kill a child; return its cause of death, and whether it wrote more than what was read."""
-    with suppress(BrokenPipeError):
-        child.requests.close()
-    os.kill(child.pid, signal.SIGKILL)  # without effect on a child that has died
-    _, status = os.waitpid(child.pid, 0)
-    died()
-    more = is_readable(child.replies) and os.read(child.replies, 1) != b""
-    os.close(child.replies)
-    if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
-        if limit := {"SIGPROF": "cpu", "SIGALRM": "wall"}.get(name):
-            return {"status": "timeout", "detail": limit}, more
-        return {"status": "error", "detail": f"killed by {name}"}, more
-    return {"status": "error", "detail": f"exit code {os.WEXITSTATUS(status)}"}, more
-
-
-def answer_requests(
-    parent: int,
-    replies: BinaryIO,
-    limits: Limits,
-    serve: Serve = _serve,
-    died: Died = int,
-    per_child: int = REQUESTS_PER_CHILD,
-) -> None:
-    """Pass the requests of stdin to children, `per_child` to each, and their replies to `replies`.
-
-    Ends with stdin or with the caller, since another process may hold the pipe.
-    """
-    signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(1))
-    signal.setitimer(signal.ITIMER_REAL, ORPHAN_CHECK_SECONDS, ORPHAN_CHECK_SECONDS)
-    child: Child | None = None
-    served = 0
-    for line in sys.stdin.buffer:
-        if child and is_readable(child.replies):  # it died, or has more to say
-            _end(child, died)
-            child = None
-        if child is None:
-            child, served = _fork(limits, serve, replies.fileno()), 0
-        token, served = line.partition(b" ")[0] + b" ", served + 1
-        with suppress(BrokenPipeError):
-            child.requests.write(line)
-            child.requests.flush()
-        reply = read_reply(child.replies, token)
-        whole = reply.startswith(token) and reply.find(b"\n") == len(reply) - 1
-        if not whole or served == per_child:
-            cause, more = _end(child, died)
-            child = None
-            if more or not whole:
-                reply = token + json.dumps(FOREIGN if reply else cause).encode() + b"\n"
-        replies.write(reply)
-        replies.flush()
-
-
 def _import_all() -> None:
     """Import the modules that sympy would import while it answers."""
     for name in _LAZY_PACKAGES:
@@ -423,9 +267,7 @@ def main() -> None:
         warm = [f"{type(error).__name__}: {error}"]
     sys.stdout.buffer.write(json.dumps({"ready": warm}).encode() + b"\n")
     sys.stdout.flush()
-    gc.collect()
-    gc.freeze()  # keeps the warmed heap out of the forks' garbage collection, so pages stay shared
-    answer_requests(parent, sys.stdout.buffer, limits)
+    answer_requests(parent, sys.stdout.buffer, limits, _serve)
 
 
 if __name__ == "__main__":

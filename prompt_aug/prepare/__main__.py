@@ -42,6 +42,7 @@ from prompt_aug.prepare.sources import (
     complete,
     load_presets,
     load_rows,
+    local_files,
     question_text,
     split_config,
 )
@@ -246,6 +247,7 @@ def prepare_as(options: argparse.Namespace) -> None:
         raise SourceError("nothing written: no row is left")
     settings = {
         "source": preset.hub,
+        "source_sha256": [*map(sha256, local_files(Path(preset.hub)))],
         "config": preset.config,
         "revision": revision and revision[1],
         "files": preset.files,

@@ -312,7 +312,7 @@ def ungradable(questions: Numbered, allow_text: bool) -> Refused:
     """Return the questions with an answer that is unclear or not graded right against itself."""
     golds = [(number, gold) for number, question in questions for gold in question.answers]
     prose = () if allow_text else (pair for pair in golds if bare_gold(pair[1]) is None)
-    why = "is prose or a record without one clear answer. Keep it with --allow-text."
+    why = "has no single answer. Write the answer alone, or keep it with --allow-text."
     bad = {number: f"{gold[:80]!r} {why}" for number, gold in prose}
     for start in track(range(0, len(golds), GRADED_AT_ONCE), "grade the answers", "batches"):
         part = golds[start : start + GRADED_AT_ONCE]
@@ -333,7 +333,8 @@ def read_pass_rates(place: Path) -> dict[str, float]:
         )
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for line in iter_lines(path):
-        if "uid" in line and isinstance(line.get("correct"), bool):  # the first line is a head
+        # The first line is a head.
+        if isinstance(line.get("uid"), str) and isinstance(line.get("correct"), bool):
             verdicts[line["uid"]].append(line["correct"])
     if not verdicts:
         raise SourceError(f"--pass-rates {path}: no verdicts. Name a {GRADES} of eval.sweep.")

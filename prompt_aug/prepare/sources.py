@@ -126,6 +126,12 @@ def load_rows(
     )
 
 
+def local_files(path: Path) -> list[Path]:
+    """Return the files of a local source, sorted; none of a hub data set."""
+    within = (file for file in path.rglob("*") if file.suffix in (*KINDS, ".arrow"))
+    return sorted(file for file in (path, *within) if file.is_file())
+
+
 def split_config(source: str) -> tuple[str, str | None]:
     """Return (id, CONFIG) of ``ID:CONFIG``, a configuration of a hub data set."""
     hub, colon, config = source.rpartition(":")

@@ -112,10 +112,9 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
     names = "candidates verdicts accepted_by filters rephrasings".split()
     print(json.dumps({name: report[name] for name in names if report[name]}, indent=1))
     if short := sum(count for n, count in report["rephrasings"].items() if int(n) < options.n):
-        print(
-            f"{short} questions have fewer than {options.n} rephrasings. Raise --most, or decide "
-            "doubtful candidates with --solve."
-        )
+        more = "Raise --most, or decide doubtful candidates with --solve."
+        more = "The rules are of the toy world. Name a --model." if options.offline else more
+        print(f"{short} questions have fewer than {options.n} rephrasings. {more}")
     print(f"spent: {pipeline.budget.spent}\nwrote {options.out}")
 
 

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from prompt_aug.base.files import append_lines, iter_lines
+from prompt_aug.base.files import append_lines
 from prompt_aug.base.progress import Progress
 from prompt_aug.endpoint import Budget, EndpointError, Spending, named
 from prompt_aug.endpoint import client as http
+from prompt_aug.typed import Count, typed_lines
 
 
 class Sampling(NamedTuple):
@@ -51,19 +52,21 @@ class Store:
         self.failures: dict[tuple[str, int], dict[str, Any]] = {}  # of this run
         self.requested = Counter[str]()  # key -> how many samples were answered
         self.spent = Spending()
-        for record in iter_lines(self.path):
+        texts = dict.fromkeys(("key", "text", "error", "root"), str)
+        types = {"sample": Count, "used": list[Count]}
+        for record in typed_lines(self.path, "key", "sample", **types, **texts):
             self._take(record)
         self.failures.clear()
 
     def _take(self, record: dict[str, Any]) -> None:
-        key, sample = str(record["key"]), int(record["sample"])
+        key, sample = record["key"], record["sample"]
         if "text" in record:
             self.answers[key, sample] = record
             self.failures.pop((key, sample), None)
             self.requested[key] = max(self.requested[key], sample + 1)
         else:
             self.failures[key, sample] = record
-        self.spent = self.spent.plus(Spending(*record.get("used", (0, 0, 0))))
+        self.spent = self.spent.plus(Spending(*record.get("used", ())[:3]))
 
     def add(self, records: list[dict[str, Any]]) -> None:
         """Append the records."""

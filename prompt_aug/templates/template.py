@@ -155,8 +155,6 @@ def _record(name: str, entry: object) -> object:
 
 def _published(path: Path) -> tuple[Template, ...]:
     renderings, own = read_json(path), {**load_bank("papers"), **load_bank()}
-    if not isinstance(renderings, Mapping):
-        raise BankError("published renderings are one ChatML string by template name")
     templates = []
     for name, rendering in renderings.items():
         match = _CHATML.fullmatch(str(rendering))

@@ -8,14 +8,12 @@ recipe/VERIFIERS.md explains the arguments and the result. Functions run in the 
 score within +-`LARGEST`, or an ``acc`` that is neither 0 nor 1).
 """
 
-import ast
 import atexit
 import functools
 import hashlib
 import importlib.util
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +26,7 @@ from prompt_aug.grading import Extraction, Grade
 from prompt_aug.grading.extract import extract
 from prompt_aug.grading.pool import GraderError, PoolSettings, WorkerPool
 from prompt_aug.typed import Above0, Record
-
-KEY = "recipe.reward.verifiers.DATA_SOURCE"
-REMEDY = (
-    "Write my_module.my_function, with the folder of my_module in the PYTHONPATH, or "
-    "FILE.py:my_function, either with arguments as in (strict=True)."
-)
-# The module or file of a function, its name, and its arguments.
-_NAMED = re.compile(r"(.*?)[.:](\w+)(?:\((.*)\))?", re.DOTALL)
-LARGEST = 10.0  # of a score; a larger one is taken for a mistake
+from prompt_aug.verifiers.worker import KEY, LARGEST, REMEDY, named
 
 
 class VerifierLimits(Record):
@@ -78,7 +68,8 @@ class Verifiers:
             cpu_seconds=limits.cpu_seconds,
             wall_seconds=limits.wall_seconds,
             memory_bytes=int(limits.memory_gib * 2**30),
-            command=("-m", "prompt_aug.verifiers.worker", paths),
+            # By its path: every fork would copy the imports of this package.
+            command=(str(Path(__file__).with_name("worker.py")), paths),
             environment={**os.environ, "PYTHONPATH": places},
         )
         self._pool = WorkerPool(settings)
@@ -160,26 +151,14 @@ def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**columns, **own, "data_source": columns["data_source"], "extra_info": merged}
 
 
-def named(path: str) -> tuple[str, str, dict[str, Any]]:
-    """Return module or file, name and keyword arguments of a verifier. Raises GraderError."""
-    match = _NAMED.fullmatch(path)
-    try:
-        place, name, given = match.groups("") if match else ("", path, "")
-        call: Any = ast.parse(f"f({given})", mode="eval").body
-        arguments = {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
-    except (ValueError, SyntaxError) as error:
-        raise GraderError(f"{KEY}={path}: {error}. {REMEDY}") from error
-    return place, name, arguments
-
-
 def source_file(path: str) -> Path | None:
     """Return the file of a verifier, None for a module without one. Raises GraderError."""
-    place = named(path)[0]
-    if place.endswith(".py"):
-        return Path(place)
     try:
+        place = named(path)[0]
+        if place.endswith(".py"):
+            return Path(place)
         spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError, AttributeError) as error:
+    except (ImportError, ValueError, SyntaxError, AttributeError) as error:
         raise GraderError(f"{KEY}={path}: {error}. {REMEDY}") from error
     if spec is None:
         raise GraderError(f"{KEY}={path}: there is no module {place}. {REMEDY}")

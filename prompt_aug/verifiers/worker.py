@@ -1,17 +1,16 @@
-"""The process that calls the user's verifiers: `python -m prompt_aug.verifiers.worker PATHS ...`.
+"""The process that calls the user's verifiers: `python worker.py PATHS ...`.
 
-As in `prompt_aug.grading.worker`, a parent imports the functions once, and a forked child calls
-them under limits. They are the user's code: they may write files, start processes and open sockets.
-Each call has a child and pipes of its own, because a function can read all that its process holds:
-it could answer later requests. What a call leaves running ends with it.
+A parent imports the functions once, and a child of `prompt_aug.base.forks` calls them. They are the
+user's code: they may write files, start processes and open sockets. Each call has a child and pipes
+of its own, because a function can read all that its process holds: it could answer later requests.
+What a call leaves running ends with it.
 
 Request:  TOKEN {"function": dotted path, "response": str, "row": {...}}
 Reply:    TOKEN {"status", "detail"}, and for "correct" and "wrong" {"score", "parts", "pred"}
 """
 
 import ast
-import asyncio
-import ctypes
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -23,17 +22,22 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prompt_aug.grading.worker import Limits, answer_requests, deadline, limit_process
-from prompt_aug.verifiers import KEY, LARGEST, REMEDY, named
+from prompt_aug.base import forks
 
-PR_SET_CHILD_SUBREAPER = 36
+KEY = "recipe.reward.verifiers.DATA_SOURCE"
+REMEDY = (
+    "Write my_module.my_function, with the folder of my_module in the PYTHONPATH, or "
+    "FILE.py:my_function, either with arguments as in (strict=True)."
+)
+# The module or file of a function, its name, and its arguments.
+_NAMED = re.compile(r"(.*?)[.:](\w+)(?:\((.*)\))?", re.DOTALL)
+LARGEST = 10.0  # of a score; a larger one is taken for a mistake
 LONGEST_TEXT = 1000
 OUT_OF_MEMORY = b' {"status": "error", "detail": "memory limit"}\n'  # later memory may be missing
-Function = Callable[..., Any]
+Function = tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]
 _functions: dict[str, Function] = {}
 
 
@@ -41,8 +45,19 @@ class BadResultError(ValueError):
     """A result that is no score."""
 
 
+def named(path: str) -> tuple[str, str, dict[str, Any]]:
+    """Return module or file, name and keyword arguments of a verifier.
+
+    Raises ValueError or SyntaxError.
+    """
+    match = _NAMED.fullmatch(path)
+    place, name, given = match.groups("") if match else ("", path, "")
+    call: Any = ast.parse(f"f({given})", mode="eval").body
+    return place, name, {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+
+
 def load(path: str) -> Function:
-    """Return the function of a path. Raises ImportError with the key and what to do.
+    """Return the function of a path, with its parameters. Raises ImportError with a remedy.
 
     Makes its module's imports inside functions, too: otherwise each call would make them.
     """
@@ -50,10 +65,11 @@ def load(path: str) -> Function:
         place, name, arguments = named(path)
         loaded = of_file(place) if place.endswith(".py") else importlib.import_module(place)
         function = getattr(loaded, name)
+        parameters = inspect.signature(function).parameters
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ImportError(f"{KEY}={path}: {type(error).__name__}: {error}. {REMEDY}") from error
-    if not callable(function):
-        raise ImportError(f"{KEY}={path}: {function!r} is not a function. {REMEDY}")
+    if inspect.iscoroutinefunction(function):
+        importlib.import_module("asyncio")  # 8 MB, which other functions' forks need not copy
     with suppress(OSError, TypeError):  # without its source
         for node in ast.walk(ast.parse(inspect.getsource(loaded))):
             with suppress(Exception, SystemExit):  # a branch that no call may take
@@ -63,7 +79,7 @@ def load(path: str) -> Function:
                 elif isinstance(node, ast.ImportFrom):
                     names = [alias.name for alias in node.names]
                     __import__(node.module or "", vars(loaded), None, names, node.level)
-    return partial(function, **arguments) if arguments else function
+    return functools.partial(function, **arguments), parameters
 
 
 def of_file(path: str) -> Any:
@@ -75,10 +91,10 @@ def of_file(path: str) -> Any:
     return module
 
 
-def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:
+def call(loaded: Function, response: str, row: Mapping[str, Any]) -> Any:
     """Return the result of a function, also an async one, with our parameters or verl's."""
     gold = (row.get("reward_model") or {}).get("ground_truth")
-    parameters = inspect.signature(function).parameters
+    function, parameters = loaded
     if "solution_str" in parameters:
         given = {
             "data_source": row["data_source"],
@@ -91,7 +107,7 @@ def call(function: Function, response: str, row: Mapping[str, Any]) -> Any:
         result = function(**given)
     else:
         result = function(response, gold, row)
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+    return importlib.import_module("asyncio").run(result) if inspect.iscoroutine(result) else result
 
 
 def verdict(result: Any) -> dict[str, Any]:
@@ -130,11 +146,11 @@ def number(value: Any, name: str) -> float:
     raise BadResultError(f"{name}={value!r:.80}, not a finite number")
 
 
-def _answer(line: bytes, limits: Limits) -> dict[str, Any]:
+def _answer(line: bytes, limits: forks.Limits) -> dict[str, Any]:
     """Return the reply to a request. Raises MemoryError without memory for it."""
     try:
         request = json.loads(line)
-        with deadline(limits):
+        with forks.deadline(limits):
             result = call(_functions[request["function"]], request["response"], request["row"])
             return verdict(result)
     except MemoryError:
@@ -145,14 +161,14 @@ def _answer(line: bytes, limits: Limits) -> dict[str, Any]:
         return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:LONGEST_TEXT]}
 
 
-def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
+def _serve(requests: BinaryIO, replies: BinaryIO, limits: forks.Limits) -> None:
     # A process that a function forks must not hold the pipe: its end says that this one has died.
     os.register_at_fork(
-        after_in_child=partial(os.closerange, replies.fileno(), replies.fileno() + 1)
+        after_in_child=functools.partial(os.closerange, replies.fileno(), replies.fileno() + 1)
     )
     os.open(os.devnull, os.O_RDONLY)  # gets descriptor 0, the lowest free one
     os.dup2(2, 1)  # what a function prints goes to the caller's stderr
-    limit_process(limits)
+    forks.limit_process(limits)
     token, _, request = requests.readline().partition(b" ")
     reply = token + OUT_OF_MEMORY
     with suppress(MemoryError):
@@ -165,12 +181,12 @@ def _serve(requests: BinaryIO, replies: BinaryIO, limits: Limits) -> None:
 
 def _kill_orphans() -> None:
     """End what a killed function left running: a program in an endless loop would keep its core."""
-    listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := listed.read_text().split() if listed.exists() else []:
-        for pid in map(int, pids):
-            with suppress(ProcessLookupError):
+    with suppress(ChildProcessError):  # there is none, in most calls
+        os.waitpid(-1, os.WNOHANG)
+        listed = Path(f"/proc/self/task/{os.getpid()}/children")
+        while pids := listed.read_text().split() if listed.exists() else []:
+            for pid in map(int, pids):
                 os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
@@ -180,7 +196,7 @@ def main() -> None:
     os.dup2(2, 1)  # a module that prints at import must not write into the replies
     paths, *limits = sys.argv[1:]
     with suppress(OSError, AttributeError):  # orphans of a dead child become our children
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        forks.LIBC.prctl(forks.PR_SET_CHILD_SUBREAPER, 1)
     try:
         _functions.update({path: load(path) for path in json.loads(paths)})
         ready = "correct"
@@ -188,7 +204,8 @@ def main() -> None:
         ready = str(error)
     replies.write(json.dumps({"ready": [ready]}).encode() + b"\n")
     replies.flush()
-    answer_requests(parent, replies, Limits(*map(float, limits)), _serve, _kill_orphans, 1)
+    bounds = forks.Limits(*map(float, limits))
+    forks.answer_requests(parent, replies, bounds, _serve, _kill_orphans, per_child=1)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ merger) are not patches: each lists its overrides in its docstring.
 
 Four other files change foreign code:
 
-prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of this project. It
-replaces the two functions with which latex2sympy reads a number, because they call exec and eval
-and turn 0.333333 into 1/3, and the one with which sympy compiles a polynomial from its text.
+prompt_aug/grading/worker.py, the grader's sandbox, which imports nothing of recipe. It replaces the
+two functions with which latex2sympy reads a number, because they call exec and eval and turn
+0.333333 into 1/3, and the one with which sympy compiles a polynomial from its text.
 
 prompt_aug/prepare/sources.py sets HF_HUB_OFFLINE in huggingface_hub and datasets if the hub does
 not answer: both read the variable only at import and would retry for a minute.

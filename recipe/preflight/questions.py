@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 
 from prompt_aug.base.commands import python_command
-from prompt_aug.base.files import read_json
 from prompt_aug.extraction import extraction
 from prompt_aug.grading.pool import GraderError
 from prompt_aug.prompts import Prompts
@@ -30,7 +29,7 @@ from prompt_aug.questions import (
 )
 from prompt_aug.templates.rendering import Overlong, tag_opened_twice
 from prompt_aug.turns import control_token
-from prompt_aug.typed import shown
+from prompt_aug.typed import Positive, read_record, shown, stored
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
 from recipe.preflight.data import limited, paths_of, too_few
@@ -127,7 +126,7 @@ def recorded(
     digest = questions_digest(rows, bool(config.recipe.reward.verifiers))
     if folder.begun and folder.data_manifest.is_file():
         key = "train_files" if split == "train" else "val_files"
-        if read_json(folder.data_manifest).get(split, {}).get("digest", digest) != digest:
+        if read_manifest(folder).get(split, {}).get("digest", digest) != digest:
             raise ConfigError(
                 f"data.{key}: the questions are not those of the earlier steps of {folder.root} "
                 f"(data/{split}.parquet there). Restore the file, or choose another folder with "
@@ -139,6 +138,13 @@ def recorded(
         "max_prompt_length": int(config.data.max_prompt_length),
         "dropped": [dataclasses.asdict(d) for d in dropped],
     }
+
+
+def read_manifest(folder: RunFolder) -> dict[str, Any]:
+    """Return data/manifest.json of a run. Raises FileError."""
+    split = stored(steps_per_epoch=Positive, digest=str)
+    types = {"train": split, "test": split, "own_functions": dict[str, str]}
+    return read_record(folder.data_manifest, **types)
 
 
 def last_step(config: DictConfig, steps_per_epoch: int) -> int:

@@ -18,7 +18,7 @@ from recipe.errors import ConfigError
 from recipe.preflight.algorithm import PER_MICRO_BATCH
 from recipe.preflight.attention import KEYS
 from recipe.preflight.functions import own_functions
-from recipe.preflight.questions import last_step
+from recipe.preflight.questions import last_step, read_manifest
 from recipe.preflight.rules import Check, Setup
 from recipe.run import checkpoints, host
 from recipe.run.folder import RunFolder, read_config
@@ -107,7 +107,7 @@ def same_run(s: Setup) -> Iterator[str]:
     old = {**BEFORE, **dict(flat(OmegaConf.to_container(before)))}
     config = s.config.copy()
     if folder.data_manifest.is_file():  # as `prepare_data` did at the first start
-        train = read_json(folder.data_manifest).get("train", {})
+        train = read_manifest(folder).get("train", {})
         per_epoch = train.get("steps_per_epoch", config.trainer.total_training_steps)
         config.trainer.total_training_steps = last_step(config, per_epoch)
     now = dict(flat(OmegaConf.to_container(config, resolve=True)))
@@ -209,7 +209,7 @@ def same_functions(s: Setup) -> Iterator[str]:
     if not folder.data_manifest.is_file():
         yield lost(folder.data_manifest)
         return
-    before = read_json(folder.data_manifest).get("own_functions", {})
+    before = read_manifest(folder).get("own_functions", {})
     if changed := [path for path in now if before.get(path, now[path]) != now[path]]:
         yield (
             f"recipe.run_dir={folder.root}: the file of {', '.join(changed)} has changed since the "

@@ -7,21 +7,29 @@ silently starts from scratch; with a truncated shard, every start fails. So `rep
 folders before every start.
 """
 
-import json
 import os
 import shutil
 import zipfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from prompt_aug.base.files import read_json, write_text
+from prompt_aug.base.files import FileError, MissingFileError, read_json, write_text
+from prompt_aug.typed import Positive, read_record, stored
 from recipe.errors import ConfigError
 from recipe.run.folder import CHECKPOINT, append_metrics, numbered, read_metrics
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATE = "recipe_state.json"  # counts and statistics of the trainer, beside verl's files
 RANKS = "fsdp_config.json"  # in actor or critic: how many ranks saved it
+RATES = dict[str, float]
+STATISTICS = {"shortest": dict[str, int], "pass_rates": RATES, "predicted": RATES}
+STATE_TYPES = {
+    **{"batches_fetched": int, "optimizer_steps": int, "wall_seconds": float},
+    **{"kl_in_reward": float | None, "line": dict[str, Any]},
+    "question_stats": stored(**STATISTICS, question_of=dict[str, str]),
+}
 DATA = "data.pt"  # the state of the data loader, which verl writes after all shards
 DELETED = ".deleted_"  # prefix of a folder that is being deleted
 # Key of verl's save_contents -> how its files begin.
@@ -47,11 +55,11 @@ def tracked_step(checkpoints: Path) -> int | None:
 
 def saved_ranks(folder: Path) -> int | None:
     """Return how many ranks saved ``global_step_N/actor`` or ``critic``, None if unknown."""
+    types = {"world_size": Positive, "fsdp_size": int | None}
     try:
-        ranks = json.loads((folder / RANKS).read_text())["world_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_record(folder / RANKS, "world_size", **types)["world_size"]
+    except (FileError, OSError):
         return None
-    return ranks if type(ranks) is int and ranks > 0 else None
 
 
 def shard_name(kind: str, ranks: int, rank: int) -> str:
@@ -106,13 +114,12 @@ def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
     if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
         return why
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        read_record(folder / STATE, "batches_fetched", **STATE_TYPES)
+    except MissingFileError:
         return f"{STATE} is missing"
-    except (ValueError, RecursionError):
-        state = None
-    whole = isinstance(state, dict) and isinstance(state.get("line", {}), dict)
-    return None if whole and "batches_fetched" in state else f"{STATE} is damaged"
+    except FileError:
+        return f"{STATE} is damaged"
+    return None
 
 
 def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[str]:

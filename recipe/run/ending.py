@@ -38,7 +38,7 @@ def state_of(run: folder.RunFolder, *, done: bool, begun: bool) -> str:
         return "running"
     try:
         code = read_json(run.end)["code"]
-    except (FileError, KeyError, TypeError):  # ended by a signal, or by an older version
+    except (FileError, KeyError):  # ended by a signal, or by an older version
         code = None
     if code == 1:
         return "failed"

@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 
 from prompt_aug.base.files import (
-    FileError,
     MissingFileError,
     append_lines,
     iter_lines,
-    read_json,
     read_lines,
-    read_text,
     replacing,
     write_json,
     write_lines,
 )
+from prompt_aug.typed import read_record, stored
 from recipe.run import environment
 
 MANIFEST = "manifest.json"  # written last: a folder is done if it is there
@@ -163,15 +161,10 @@ def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
 
 def read_config(run: Path) -> dict[str, Any]:
     """Return the content of a run's config.yaml. Raises FileError."""
-    from prompt_aug.typed import parse_yaml  # pydantic, without which the others start faster
-
     path = RunFolder(run).config
     if not path.is_file():
         raise MissingFileError(f"{run} is not a run folder: it has no {path.name}")
-    config = parse_yaml(read_text(path), str(path))
-    if not isinstance(config, dict):
-        raise FileError(f"{path} is not a mapping of settings")
-    return config
+    return read_record(path)
 
 
 def select(config: Any, key: str) -> Any:
@@ -241,7 +234,9 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
 def record_environment(run_dir: Path) -> list[str]:
     """Add a start to environment.json, in ``resumed`` after the first; return what has changed."""
     path, now = RunFolder(run_dir).environment, environment.describe()
-    first = read_json(path) if path.exists() else now
+    start: Any = stored(packages=dict[str, Any])
+    types = {"packages": dict[str, Any], "resumed": list[start]}
+    first = read_record(path, **types) if path.exists() else now
     starts = [first, *first.get("resumed", []), now]
     write_json(path, {**first, "resumed": starts[1:]} if path.exists() else now)
     old, new = ({"commit": x.get("commit"), **x.get("packages", {})} for x in starts[-2:])

@@ -15,6 +15,7 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, write_json
 from prompt_aug.base.tokenizers import as_list, load_tokenizer, model_json
 from prompt_aug.turns import control_tokens, end_of_turn
+from prompt_aug.typed import read_record
 from recipe.run.folder import RunFolder, read_config
 
 # Of attention heads in vLLM 0.28 on a CPU; a test compares them, since vLLM's import takes seconds.
@@ -22,6 +23,10 @@ HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 GENERATION = "generation_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 FILES = ("config.json", *TOKENIZER, GENERATION)
+TYPES = {  # of model.json
+    **{"config": dict[str, Any], "overrides": list[str], "ends": list[int]},
+    **{"generation_config": dict[str, Any] | None, **dict.fromkeys(TOKENIZER, str)},
+}
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 NO_LOGIT = {  # fields of config.json that change no logit; verl sets the last ones
     "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
@@ -42,7 +47,7 @@ def lacks_weights(folder: Path) -> str:
     index = folder / f"{unsplit}.index.json"
     # vLLM takes the parts of a .bin that are there.
     split = unsplit not in names and index.is_file()
-    listed = read_json(index).get("weight_map", {}) if split else {}
+    listed = read_record(index, weight_map=dict[str, str]).get("weight_map", {}) if split else {}
     if lost := sorted({*listed.values()} - {*names}):
         return f"{len(lost)} files of {index.name} are missing ({lost[0]})"
     for name in names:
@@ -190,7 +195,7 @@ def record(run: Path) -> None:
 def recorded(run: Path) -> tuple[dict[str, Any] | None, str]:
     """Return model.json; for an older run that of its start model as it is now, and a note."""
     if (path := RunFolder(run).model).is_file():
-        return dict(read_json(path)), ""
+        return read_record(path, *TYPES, **TYPES), ""
     note = f"note: {run} has not recorded how its start model's files load"
     try:
         return start_model(run), f"{note}: compared with those of now"

@@ -214,8 +214,8 @@ def changes_the_process(response: str, gold: Any, row: Any) -> float:
 
 
 def imports(response: str, gold: Any, row: Any) -> float:
-    """1 if the module is there before this call imports it."""
-    known = "tabnanny" in sys.modules
+    """1 if the module is there before this call imports it, and no large one that a fork copies."""
+    known = "tabnanny" in sys.modules and "pydantic" not in sys.modules
     import tabnanny  # noqa: F401
 
     return float(known)

@@ -85,8 +85,8 @@ def test_columns_that_no_field_holds_stay_in_the_row() -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip())
 
 
-# "inf" and "1e999" are no answers.
-ANSWERS = TEXTS.filter(lambda t: not any(c in t.lower() for c in ("inf", "e")))
+# "inf", "nan" and "1e999" are no answers.
+ANSWERS = TEXTS.filter(lambda t: not any(c in t.lower() for c in ("inf", "nan", "e")))
 
 
 @settings(deadline=None)
@@ -216,7 +216,7 @@ def test_a_chat_of_several_turns_ends_with_the_question(reading: Any) -> None:
         from_row(row | {"prompt": shown}, reading)
 
 
-INFINITE = (float("inf"), [-float("inf")], "inf", "-Infinity", "INF", "1e400", " +2.5E999 ")
+INFINITE = (float("inf"), [-float("inf")], "inf", "-Infinity", "INF", "1e400", " +2.5E999 ", "nan")
 
 
 def turns(roles: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from prompt_aug.typed import (
     Text,
     parse_typed,
     parse_yaml,
+    read_record,
     read_typed,
 )
 
@@ -51,6 +52,17 @@ def test_every_problem_is_named_with_its_key() -> None:
         parse_typed(GOOD | {"rate": 2, "levels": [{"op": "+", "digts": 1}]}, World, "w.yaml")
     for part in ("w.yaml: rate=2", "levels[0].digits: not set", "levels[0].digts: unknown key"):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"n": "3"}', '{"n": 1, "of": {"a": "b"}}', "{}"])
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_a_stored_record_has_its_types(text: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    path.write_text(text)
+    with pytest.raises(FileError, match=str(path)):
+        read_record(path, "n", n=int, of=dict[str, int])
+    path.write_text('{"n": 1, "more": "x"}')
+    assert read_record(path, "n", n=int, of=dict[str, int]) == {"n": 1, "more": "x"}
 
 
 @pytest.mark.parametrize("text", ["levels: 1\nlevels: 2", "levels: [", "a: 2020-99-99"])

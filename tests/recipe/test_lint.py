@@ -1,5 +1,6 @@
 """Findings in launch scripts: keys, values, dead keys; and scripts that are fine or skipped."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,23 @@ pytestmark = pytest.mark.config
 MAIN = "python3 -m verl.trainer.main_ppo"
 HEAD = f"set -x\nsteps=3\nn=${{N:-8}}\n{MAIN} "
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+Findings = Callable[..., list[str]]
 
 
-def findings(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str = "a.sh"
-) -> list[str]:
+@pytest.fixture
+def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
     """The lines about a file, without its path; the exit code is 1 if there are any findings."""
-    path = tmp_path / name
-    path.write_text(text, newline="")
-    code = lint.main([str(path)])
-    lines = capsys.readouterr().out.replace(str(path), "").splitlines()
-    said = [line for line in lines if not line.startswith((": nothing to check", ": skipped"))]
-    assert code == bool(said)
-    return said
+
+    def of(text: str, name: str = "a.sh") -> list[str]:
+        path = tmp_path / name
+        path.write_text(text, newline="")
+        code = lint.main([str(path)])
+        lines = capsys.readouterr().out.replace(str(path), "").splitlines()
+        said = [line for line in lines if not line.startswith((": nothing to check", ": skipped"))]
+        assert code == bool(said)
+        return said
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -47,11 +52,8 @@ def findings(
         ("model_engine=megatron trainer.typo=1", None),
     ],
 )
-def test_findings(
-    settings: str, message: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = HEAD + " \\\n    ".join(["", *settings.split(" ", 1)]) + "\n"
-    said = findings(text, tmp_path, capsys)
+def test_findings(settings: str, message: str | None, findings: Findings) -> None:
+    said = findings(HEAD + " \\\n    ".join(["", *settings.split(" ", 1)]) + "\n")
     assert (message is None) == (said == [])
     assert message is None or (message in said[0] and said[0].startswith(":5: "))
 
@@ -120,28 +122,26 @@ SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pre
     ],
 )
 def test_scripts_are_read_as_the_shell_reads_them(
-    text: str, lines: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, lines: list[int], findings: Findings
 ) -> None:
-    said = findings(text, tmp_path, capsys)
+    said = findings(text)
     assert sorted(int(line.split(":")[1]) for line in said) == lines, said
 
 
 def test_files_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, content in (
-        ("binary", b"\x00\xff"),
-        ("latin.sh", b"# \xe9\nls\n"),
-        ("a.md", b"It's `x`"),
-    ):
+    broken = {"binary": b"\x00\xff", "bad.yaml": b"a: [1\nb: }"}
+    others = {
+        "latin.sh": b"# \xe9\nls\n",
+        "a.md": b"It's `x`",
+        "b.yaml": b"nav: [a]",
+        "c.yaml": b"[1]",
+    }
+    for name, content in (broken | others).items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "bad.yaml").write_text("a: [1\nb: }")
-    (tmp_path / "other.yaml").write_text("site_name: x\nnav: [a]\n")
-    (tmp_path / "list.yaml").write_text("[1, 2]")
-    names = {"gone.sh": 1, ".": 1, "binary": 1, "bad.yaml": 1}
-    names |= {"latin.sh": 0, "a.md": 0, "other.yaml": 0, "list.yaml": 0}
-    for name, code in names.items():
-        assert lint.main([str(tmp_path / name)]) == code, name
+    for name in ("gone.sh", ".", *broken, *others):
+        assert lint.main([str(tmp_path / name)]) == (name not in others), name
         output = capsys.readouterr().out
-        assert output.count("\n") == 1 and ("nothing to check" in output) == (code == 0), output
+        assert output.count("\n") == 1 and ("nothing to check" in output) == (name in others), name
 
 
 @pytest.mark.parametrize(
@@ -167,23 +167,19 @@ def test_files_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 @pytest.mark.timeout(60)
-def test_hostile_files_end(
-    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert len(findings(text, tmp_path, capsys, name)) < 10
+def test_hostile_files_end(name: str, text: str, findings: Findings) -> None:
+    assert len(findings(text, name)) < 10
 
 
 @pytest.mark.parametrize("example", ["toy", "ppo", "prompt_aug"])
-def test_the_configuration_of_a_run_has_no_finding(
-    example: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_configuration_of_a_run_has_no_finding(example: str, findings: Findings) -> None:
     config = (
         compose_config("toy", ["method=ppo"]) if example == "ppo" else compose_config(example, [])
     )
     text = OmegaConf.to_yaml(config, resolve=True)
-    assert findings(text, tmp_path, capsys, "config.yaml") == []
+    assert findings(text, "config.yaml") == []
     text = text.replace("ppo_mini_batch_size:", "ppo_mini_batch_sise:", 1)
-    assert len(findings(text, tmp_path, capsys, "config.yaml")) == 1
+    assert len(findings(text, "config.yaml")) == 1
 
 
 def test_a_configuration_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,7 +212,8 @@ def test_a_hub_data_set_is_not_looked_up_once_it_is_prepared(
 
 
 @pytest.mark.parametrize(
-    ("source", "later", "used"), [("a", 0, True), ("b", 0, False), ("a", 9, False)]
+    ("source", "change", "used"),
+    [("a", "", True), ("b", "", False), ("a", "touched", True), ("a", "replaced", False)],
 )
 def test_questions_prepared_by_hand_are_used_for_their_source(
     tmp_path: Path,
@@ -220,7 +221,7 @@ def test_questions_prepared_by_hand_are_used_for_their_source(
     capsys: pytest.CaptureFixture[str],
     *,
     source: str,
-    later: int,
+    change: str,
     used: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -231,14 +232,16 @@ def test_questions_prepared_by_hand_are_used_for_their_source(
     command = ["a/sums.jsonl", str(by_hand), "--no-benchmarks", "--validation", "5"]
     assert prepare.main(command) == 0
     file = tmp_path / source / "sums.jsonl"
-    os.utime(file, (file.stat().st_mtime + later,) * 2)
+    if change == "replaced":
+        sums(file, 200)
+    if change:
+        os.utime(file, (1, 1))  # by an older file
     before = by_hand.read_bytes()
     assert (shortcut.prepared(str(file), []) == by_hand) == used
     assert str(by_hand) in capsys.readouterr().err
     assert by_hand.read_bytes() == before
     manifest_of(by_hand).unlink()  # a person's own files
-    os.utime(file, (1, 1))
-    assert shortcut.prepared(f"{source}/sums.jsonl", []) == by_hand
+    assert (shortcut.prepared(str(file), []) == by_hand) == (not change)
     assert shortcut.prepared(f"{source}/sums.jsonl", TEN) != by_hand
 
 

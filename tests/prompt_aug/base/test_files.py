@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_aug.base.commands import run
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import (
     FileError,
@@ -63,8 +64,7 @@ def test_a_folder_that_was_moved_away_is_not_made_anew(
         with pytest.raises(FileError, match=f"{tmp_path / gone} was removed or moved"):
             write(logs)
         assert not (tmp_path / gone).exists()
-    with lock(tmp_path / "run"):  # a new start
-        write(logs)
+    assert run("again", lambda: write(logs), interrupted="") == 0  # another command of this process
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.base.files import FileError, write_lines
 from prompt_aug.endpoint import Budget, BudgetError, EndpointError, Spending
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.rephrase.stage import (
@@ -70,6 +71,22 @@ def test_responses_are_kept_with_their_source_and_requested_once(tmp_path: Path)
     assert {"model", "temperature", "max_tokens", "prompt", "uid", "key"} <= record.keys()
     assert sum(r.get("used", [0, 0, 0])[1] for r in store.answers.values()) == 500
     assert "a-secret-key" not in (tmp_path / "answers.jsonl").read_text()
+
+
+def test_half_a_character_becomes_a_question_mark(tmp_path: Path) -> None:
+    with serving(always(Reply(chat(["half: \ud83d"])))) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(1))
+    assert [record["text"] for record in store.answers.values()] == ["half: ?"]
+
+
+@pytest.mark.parametrize("change", [{"sample": "0"}, {"text": None}, {"used": 1}, {"key": []}])
+def test_a_stored_record_of_another_kind_is_named_with_its_line(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    good = {"key": "k", "sample": 0, "text": "x"}
+    write_lines(tmp_path / "answers.jsonl", [good, good | change])
+    with pytest.raises(FileError, match=r"answers\.jsonl, line 2"):
+        Store(tmp_path)
 
 
 def test_responses_of_other_weights_under_the_same_name_are_not_mixed(tmp_path: Path) -> None:

@@ -60,6 +60,16 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", "null", '{"train": 1}', '{"train": {"steps_per_epoch": "x"}}']
+)
+def test_a_manifest_of_another_kind_is_named(run: RunFolder, content: str) -> None:
+    run.data_manifest.parent.mkdir()
+    run.data_manifest.write_text(content)
+    with pytest.raises(ConfigError, match=str(run.data_manifest)):
+        checks.check(compose_config("toy", [f"recipe.run_dir={run.root}"]))
+
+
 def test_a_checkpoint_that_cannot_begin_a_run_is_refused(run: RunFolder) -> None:
     new = RunFolder(run.root.parent / "new")
     for path, more, message in (

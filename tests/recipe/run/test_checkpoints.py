@@ -51,6 +51,9 @@ HARM = {
     "a line of another kind": lambda p: (p / "recipe_state.json").write_text(
         '{"batches_fetched": 1, "line": []}'
     ),
+    "statistics of another kind": lambda p: (p / "recipe_state.json").write_text(
+        '{"batches_fetched": 1, "question_stats": {"shortest": []}}'
+    ),
     "no ranks": lambda p: (p / "actor/fsdp_config.json").write_text('{"world_size": 0}'),
     "ranks as text": lambda p: (p / "actor/fsdp_config.json").write_text('{"world_size": "2"}'),
     "no description": lambda p: (p / "actor/fsdp_config.json").unlink(),

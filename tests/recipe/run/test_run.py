@@ -17,7 +17,7 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import WriteError, read_json
+from prompt_aug.base.files import FileError, WriteError, read_json
 from recipe import train
 from recipe.errors import ExhaustedError
 from recipe.run import ending, environment, host, progress
@@ -94,6 +94,10 @@ def test_the_environment_of_the_first_steps_stays_on_record(
     assert changes == [[], ["commit a -> b"], ["vllm 1 -> 2"]]
     record = read_json(tmp_path / "environment.json")
     assert record == {"commit": "a", "resumed": starts[1:]}
+    for content in ('{"packages": []}', '{"resumed": [{"packages": 1}]}'):
+        (tmp_path / "environment.json").write_text(content)
+        with pytest.raises(FileError, match=r"environment\.json"):
+            run_folder.record_environment(tmp_path)
 
 
 # ------------------------------------------------------------------------- environment
