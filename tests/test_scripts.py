@@ -322,7 +322,12 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
         "eval.report runs/x",
     ]
     code, output = run(checkout, "submit.sh", "sweeep", "runs/x")
-    assert code == 1 and "rephrase sweep train" in output
+    assert code == 1 and "doctor rephrase sweep train" in output
+    trial = ".venv/bin/python -m recipe.doctor --runs runs --train"
+    _, output = run(checkout, "submit.sh", "--dry-run", "doctor", "a=1")
+    assert output.splitlines()[1:] == [f"{trial} trainer.nnodes=1 trainer.n_gpus_per_node=8 a=1 "]
+    _, output = run(checkout, "submit.sh", "--dry-run", *nodes, "doctor", "grpo")
+    assert output.splitlines()[1:] == ["start_ray 4 ", f"{trial} grpo {sizes} "]
     code, output = run(
         checkout, "submit.sh", "--dry-run", "--gpus-per-node=4", "rephrase", "q", "o"
     )
@@ -379,8 +384,11 @@ def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry:
     assert code == 0 and "sbatch scripts/train.sbatch toy" in output and "note:" not in output
     code, output = run(checkout, *line, "toy", RECIPE_VENV="none", **path)
     assert code == 1 and "none/bin/python cannot import recipe: set RECIPE_VENV" in output
-    container = {"RECIPE_VENV": "none", "RECIPE_RUNNER": "apptainer exec x.sif"}
-    assert "scripts/train.sbatch nosuch" in run(checkout, *line, "nosuch", **container, **path)[1]
+    write_program(checkout / "tools" / "srun", SRUN)  # would ask for an allocation
+    for runner in ("apptainer exec x.sif", "srun --container-image=x.sqsh"):
+        container = {"RECIPE_VENV": "none", "RECIPE_RUNNER": runner, **path}
+        assert "scripts/train.sbatch nosuch" in run(checkout, *line, "nosuch", **container)[1]
+    assert not any(call.startswith("srun ") for call in calls(checkout))
 
 
 def test_the_active_environment_is_that_of_the_jobs(checkout: Path) -> None:
@@ -437,6 +445,7 @@ def nodes_job(checkout: Path, **variables: str) -> tuple[int, str, list[str]]:
     names = "if [[ $1 == show && $2 == hostnames ]]; then echo n1; echo n2; exit; fi\n"
     usual = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
     usual |= {"ADDRESS": "10.0.0.1", "RAY": "", "JOINED": "1", "TRAIN": ""}
+    usual["SLURM_CPUS_ON_NODE"] = "96"
     before = SCONTROL.replace("#!/usr/bin/env bash\n", f"#!/usr/bin/env bash\n{names}")
     return job(checkout, "toy", scontrol=before, stand_in=READY, **{**usual, **variables})
 
@@ -465,6 +474,7 @@ def test_ray_starts_on_every_node_before_the_driver(
     assert "--nodelist=n1 " in head and f"--head --node-ip-address={ip} --port=20017" in head
     assert "--nodelist=n2 " in foreign and f"--address={address} --num-gpus=4" in foreign
     assert all(call.endswith("(ALL, GPUs not given)") for call in (asked, head, foreign))
+    assert "--cpus-per-task=96 " in head and "--cpus-per-task=96 " in foreign
     assert ready == "ready 2 300"
     assert train.endswith("trainer.nnodes=2 trainer.n_gpus_per_node=4")
 
