@@ -21,20 +21,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import at_least, make_parser, run
 from prompt_aug.base.progress import Progress
 
 PREPARE = ("text_column", "answer_column", "validation")  # options of prompt_aug.prepare
 STOPPED = 130  # the shell's exit code after Ctrl-C
 
 
-def start(
-    example: str,
-    overrides: list[str],
-    dry_run: bool = False,
-    report: Callable[[DictConfig], str] | None = None,
-) -> int:
-    """Compose, check, prepare and run; returns the exit code. `report`: of a script's settings."""
+def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = None) -> int:
+    """Compose, check, prepare and run; returns the exit code. `report`: of a script's settings.
+
+    A dry run first prints memory and hours, whatever the checks reject.
+    """
+    example, overrides, dry_run = given.example, given.overrides, given.dry_run
     from prompt_aug.base.files import lock, write_text
     from recipe.config import show
     from recipe.config.compose import compose_config
@@ -42,6 +41,9 @@ def start(
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
+    elsewhere = bool(given.gpus or given.gpu)
+    if elsewhere and not any(text.startswith("machine=") for text in overrides):
+        overrides = ["machine=gpu", *overrides]
     with Progress("recipe.train: checks"):
         config = compose_config(example, overrides)
         notes = show.notes(example, overrides)
@@ -49,10 +51,13 @@ def start(
         # Imported here: transformers reads the environment.
         from recipe.preflight.algorithm import uncorrected
         from recipe.preflight.checks import check, prepare
-        from recipe.preflight.dry_run import describe
+        from recipe.preflight.dry_run import describe, estimate, on_gpus
         from recipe.preflight.rules import Setup
 
-        prompts = check(config, here=not dry_run)
+        on_gpus(config, given.gpus, given.gpu)
+        if dry_run and (lines := estimate(config, given.gpu, needed=elsewhere)):
+            print(lines, flush=True)
+        prompts = check(config, here=not dry_run, gpu=given.gpu)
     for why in [*notes, *uncorrected(Setup(config))]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     settings = report(config) if report else ""
@@ -122,6 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
     )
+    parser.add_argument("--gpus", type=int, metavar="N", help="of --dry-run: as if there were N")
+    parser.add_argument("--gpu", metavar="TYPE", help="of --dry-run: their type, as h200-141")
     given = parser.parse_intermixed_args(arguments)
     if given.script:  # in place of an example
         if given.model or given.data:
@@ -130,6 +137,8 @@ def main(arguments: list[str] | None = None) -> int:
         given.example = str(given.script)
     if given.example is None and not given.list and not given.keys:
         parser.error("name an example: --list shows them")
+    if (given.gpus is not None or given.gpu) and not given.dry_run:
+        parser.error("--gpus and --gpu: only with --dry-run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
     return run(
         "recipe.train",
@@ -178,7 +187,8 @@ def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = N
         show.notes(given.example, given.overrides)
         print(show.every_key(given.example, given.overrides))
     else:
-        return start(given.example, given.overrides, given.dry_run, report)
+        at_least(1, given, "gpus")
+        return start(given, report)
     return 0
 
 

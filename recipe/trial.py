@@ -1,8 +1,10 @@
 """Trial run of ``python -m recipe.doctor --train``: two steps of training, export, evaluation.
 
-Advantages alternate between +1 and -1, so that the first update moves the weights for any rewards.
-The second step then compares the probabilities of the engine, which got these weights, with the
-actor's. Each stage is a process with a log. The folder of a trial that succeeds is deleted.
+It takes all GPUs of the machine (NCCL, sharded checkpoints), or the nodes of a job of
+scripts/doctor.sbatch. Advantages alternate between +1 and -1, so that the first update moves the
+weights for any rewards. The second step then compares the probabilities of the engine, which got
+these weights, with the actor's. Each stage is a process with a log. The folder of a trial that
+succeeds is deleted.
 """
 
 import math
@@ -36,7 +38,8 @@ FIGURES = {
     "actor/perf/max_memory_allocated_gb": "peak memory of the actor, GiB",
 }
 # At this rate an engine that missed an update has a KL of 0.011 and correlates at 0.82.
-TOY = ["machine=auto", "trainer.n_gpus_per_node=1", "actor_rollout_ref.actor.optim.lr=3e-4"]
+TOY = ["machine=auto", "actor_rollout_ref.actor.optim.lr=3e-4"]
+TOY += ["actor_rollout_ref.actor.use_dynamic_bsz=true"]  # for any number of GPUs
 
 
 def alternating(rewards_B: Any, group_B: Any) -> Any:

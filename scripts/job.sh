@@ -46,8 +46,12 @@ site_settings() {
     python=(${runner[@]+"${runner[@]}"} "$bin/python")
 }
 
-# Succeeds where the job's Python has this project: on a login node it may run in a container only.
-imports_recipe() { "${python[@]}" -c 'import recipe.config.show' 2>/dev/null; }
+# Succeeds where the job's Python has this project: on a login node it may run in a container only,
+# and an srun there, as of pyxis, would ask for an allocation.
+imports_recipe() {
+    if [[ ${runner[0]:-} == srun && -z ${SLURM_JOB_ID:-} ]]; then return 1; fi
+    "${python[@]}" -c 'import recipe.config.show' 2>/dev/null
+}
 
 # run_of ARGUMENT...: set run_folder, an argument or else $RUN, and rest, the other arguments.
 run_of() {

@@ -88,17 +88,22 @@ address_of() {
 ONE_VENDOR='if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
 fi; exec "$@"'
 
+# Sites that bind tasks to cores would give Ray one core without --cpus-per-task.
 # shellcheck disable=SC2154
 on_nodes() { # NODES... -- ARGUMENTS: one long-lived `ray` on each
-    local nodes=()
+    local nodes=() inside=(${runner[@]+"${runner[@]}"}) container=()
+    if [[ ${inside[0]:-} == srun ]]; then # pyxis: its options, since a step starts no step
+        container=("${inside[@]:1}") inside=()
+    fi
     while [[ $1 != -- ]]; do
         nodes+=("$1")
         shift
     done
     shift
-    srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --overlap \
+    srun ${container[@]+"${container[@]}"} --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" \
+        --ntasks-per-node=1 ${SLURM_CPUS_ON_NODE:+--cpus-per-task="$SLURM_CPUS_ON_NODE"} --overlap \
         --kill-on-bad-exit=1 --nodelist="$(IFS=,; echo "${nodes[*]}")" \
-        bash -c "$ONE_VENDOR" ray ${runner[@]+"${runner[@]}"} "$bin/ray" "$@" --block &
+        bash -c "$ONE_VENDOR" ray ${inside[@]+"${inside[@]}"} "$bin/ray" "$@" --block &
     ray_nodes+=("$!")
 }
 

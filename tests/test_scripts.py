@@ -315,7 +315,12 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     assert sweep.endswith(f"eval.sweep runs/x --export {' '.join(options)}")
     assert report.endswith("eval.report runs/x")
     code, lines = dry_run(checkout, "sweeep", "runs/x")
-    assert code == 1 and "rephrase sweep train" in lines[-1]
+    assert code == 1 and "doctor rephrase sweep train" in lines[-1]
+    trial = ".venv/bin/python -m recipe.doctor --runs runs --train"
+    lines = dry_run(checkout, "doctor", "a=1")[1]
+    assert lines[1:] == [f"{trial} trainer.nnodes=1 trainer.n_gpus_per_node=8 a=1"]
+    lines = dry_run(checkout, *nodes, "doctor", "grpo")[1]
+    assert lines[1:] == ["start_ray 4", f"{trial} grpo {sizes}"]
     server, rephrase = dry_run(checkout, "--gpus-per-node=4", "rephrase", "q", "o")[1][1:]
     assert "--tensor-parallel-size 4" in server
     assert rephrase.startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
@@ -362,8 +367,11 @@ def test_a_training_that_the_checks_refuse_is_not_submitted(checkout: Path, dry:
     assert code == 0 and "sbatch scripts/train.sbatch toy" in output and "note:" not in output
     code, output = run(checkout, *line, "toy", RECIPE_VENV="none", **path)
     assert code == 1 and "none/bin/python cannot import recipe: set RECIPE_VENV" in output
-    container = {"RECIPE_VENV": "none", "RECIPE_RUNNER": "apptainer exec x.sif"}
-    assert "scripts/train.sbatch nosuch" in run(checkout, *line, "nosuch", **container, **path)[1]
+    write_program(checkout / "tools" / "srun", SRUN)  # would ask for an allocation
+    for runner in ("apptainer exec x.sif", "srun --container-image=x.sqsh"):
+        container = {"RECIPE_VENV": "none", "RECIPE_RUNNER": runner, **path}
+        assert "scripts/train.sbatch nosuch" in run(checkout, *line, "nosuch", **container)[1]
+    assert not any(call.startswith("srun ") for call in calls(checkout))
 
 
 def test_the_active_environment_is_that_of_the_jobs(checkout: Path) -> None:
@@ -413,6 +421,7 @@ def nodes_job(checkout: Path, **variables: str) -> tuple[int, str, list[str]]:
     names = "if [[ $1 == show && $2 == hostnames ]]; then echo n1; echo n2; exit; fi\n"
     usual = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
     usual |= {"ADDRESS": "10.0.0.1", "RAY": "", "JOINED": "1", "TRAIN": ""}
+    usual["SLURM_CPUS_ON_NODE"] = "96"
     before = SCONTROL.replace("#!/usr/bin/env bash\n", f"#!/usr/bin/env bash\n{names}")
     return job(checkout, "toy", scontrol=before, stand_in=READY, **{**usual, **variables})
 
@@ -433,8 +442,20 @@ def test_ray_starts_on_every_node_before_the_driver(
     assert code == 0 and f"({address})" in output, output
     for words in (  # a busy machine may start the programs in another order
         ("hostname -I", "--nodelist=n1 ", "(ALL, GPUs not given)"),
-        ("--head", "--nodelist=n1 ", f"--node-ip-address={ip} --port=20017", "GPUs not given"),
-        (f"--address={address}", "--nodelist=n2 ", "--num-gpus=4", "GPUs not given"),
+        (
+            "--head",
+            "--nodelist=n1 ",
+            "--cpus-per-task=96 ",
+            f"--node-ip-address={ip} --port=20017",
+            "GPUs not given",
+        ),
+        (
+            f"--address={address}",
+            "--nodelist=n2 ",
+            "--num-gpus=4",
+            "--cpus-per-task=96 ",
+            "GPUs not given",
+        ),
         ("ready 2 300",),
         ("recipe.train", "trainer.nnodes=2 trainer.n_gpus_per_node=4"),
     ):

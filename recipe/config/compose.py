@@ -7,7 +7,6 @@ add any key, and an override with ``+``, and nothing would read it.
 """
 
 import contextlib
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from recipe.config.verl import (
     wrong_values,
 )
 from recipe.errors import ConfigError
-from recipe.run.host import gpus_here
+from recipe.run import host
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks, and mappings
@@ -107,8 +106,7 @@ def with_plus(text: str) -> str:
 def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
     """Return the overrides with this machine's group, cpu or gpu, unless one is chosen.
 
-    A choice is ``machine=NAME`` or the example's ``override machine: NAME``; ``auto`` is none. The
-    variable RECIPE_MACHINE replaces the search for GPUs, as on a login node.
+    A choice is ``machine=NAME`` or the example's ``override machine: NAME``; ``auto`` is none.
     """
     chosen = [text for text in overrides if text.startswith("machine=")]
     # As text: a file that hydra cannot read gets its message later.
@@ -118,8 +116,7 @@ def on_this_machine(folder: Path, overrides: list[str]) -> list[str]:
         return overrides
     if not re.search(r"^defaults:.*\brecipe\b", text, re.DOTALL | re.MULTILINE):
         return overrides
-    gpus = gpus_here()
-    name = os.environ.get("RECIPE_MACHINE") or ("gpu" if gpus else "cpu")
+    gpus, name = host.gpus_here(), host.machine()
     count = [f"trainer.n_gpus_per_node={gpus}"] if name == "gpu" and gpus else []
     rest = [text for text in overrides if text not in chosen]
     return [f"machine={name}", *count, *rest]

@@ -50,8 +50,8 @@ def validate(config: DictConfig) -> Prompts:
     return setup.prompts
 
 
-def check(config: DictConfig, *, here: bool = True) -> Prompts:
-    """Run every check that writes no file; `here` is False for a run on another machine.
+def check(config: DictConfig, *, here: bool = True, gpu: str | None = None) -> Prompts:
+    """Run every check that writes no file; `here` is False for a run on another machine with `gpu`.
 
     Makes the paths of the run absolute: actors may run on another node or in another folder.
     """
@@ -59,7 +59,7 @@ def check(config: DictConfig, *, here: bool = True) -> Prompts:
     with open_dict(config):
         config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
         config.recipe.run_dir = str(Path(config.recipe.run_dir).resolve())
-    setup = Setup(config, here=here)
+    setup = Setup(config, here=here, gpu=gpu)
     refuse([check for checks in PLACE.values() for check in checks], setup)
     return prompts
 

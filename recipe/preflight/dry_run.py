@@ -1,8 +1,12 @@
-"""Describe what a run would do and write: ``recipe.train EXAMPLE --dry-run``."""
+"""Describe what a run would do and write: ``recipe.train EXAMPLE --dry-run``.
+
+`estimate` returns the lines on memory and hours on GPUs; estimate.py has the formulas,
+examples/SIZES.md measurements, GROWTH.md the way to 100 nodes.
+"""
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from prompt_aug.base.errors import UsageError
 from prompt_aug.base.tokenizers import DATE, reads_date
 from prompt_aug.prompts import Prompt, Prompts
 from prompt_aug.questions import read_parquet
@@ -19,18 +24,113 @@ from recipe.algorithms.compute import group_of
 from recipe.algorithms.sdpo import HINT
 from recipe.config import sizes
 from recipe.config.compose import not_through
-from recipe.config.shapes import known_shape
+from recipe.config.shapes import known_shape, shape_of
+from recipe.config.verl import SEPARATE, own_gpus
 from recipe.preflight.attention import planned
 from recipe.preflight.data import limited, load_tokenizer
-from recipe.preflight.estimate import FAST, GPUS, SLOW, Estimate, saved_bytes
+from recipe.preflight.engine import actor_rows, engine_gpus, micro_batches
+from recipe.preflight.estimate import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, saved_bytes
+from recipe.preflight.machine import GIB, gpu_of
 from recipe.preflight.questions import prepare_data
-from recipe.preflight.rules import Setup
+from recipe.preflight.rules import Setup, refuse
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run import host
 from recipe.run.folder import read_metrics
 
-GPU, VALIDATION = "h100-80", 500  # assumed for the hours: GPU, responses of a validation
+VALIDATION = 500  # responses, assumed
 MOST_EPOCHS = 20
+
+
+def on_gpus(config: DictConfig, gpus: int | None, gpu: str | None) -> None:
+    """Set the number of all GPUs of a run, those of engines included. Raises UsageError."""
+    if (gpus or gpu) and config.trainer.device != "cuda":
+        raise UsageError("--gpus and --gpu: no effect with machine=cpu. Leave it out.")
+    if gpu and gpu not in GPUS:
+        raise UsageError(f"--gpu={gpu}: unknown. Known are {', '.join(GPUS)}.")
+    if gpus:
+        config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, gpus - own_gpus(config)
+
+
+def estimate(config: DictConfig, gpu: str | None, *, needed: bool) -> str:
+    """Return the lines on memory and hours of a run on GPUs; "" on a CPU or for an unknown shape.
+
+    `needed`: raise ConfigError for an unknown shape. Sizes that do not divide raise it, too. The
+    modes are compared on the same GPUs, all that the run has.
+    """
+    find = shape_of if needed else known_shape
+    shape = find(config.recipe.model_path or "") if config.trainer.device == "cuda" else None
+    if shape is None:
+        return ""
+    refuse([engine_gpus, actor_rows, micro_batches], Setup(config))
+    gpus, together = Setup(config).gpus + own_gpus(config), config.copy()
+    together.trainer.nnodes, together.trainer.n_gpus_per_node = 1, gpus
+    together.actor_rollout_ref.rollout.nnodes = 0
+    setup = Setup(together, here=False, gpu=gpu)
+    name, numbers, _ = gpu_of(setup)
+    e = Estimate(setup, shape, numbers)
+    first = f"estimate       {config.recipe.model_path} on {gpus} x {name}"
+    return "\n".join([first, *memory_lines(e), *(hour_lines(e) if e.at_once() else [])])
+
+
+def memory_lines(e: Estimate) -> list[str]:
+    """Return the lines on memory and disk."""
+    memory, waves = e.actor_memory(), e.waves(e.responses)
+    parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in memory.items())
+    fitting = max(1, e.cache_tokens() // e.length)  # sequences
+    fewer = -(-e.responses // (e.engines * fitting))
+    more = f", {fewer} with max_num_seqs={fitting}" if fewer < waves else ""
+    return [
+        f"parameters     {e.shape.parameters:,}",
+        f"actor          GiB on a GPU, micro-batches of {e.micro_tokens:,} tokens: {parts}, "
+        f"total {sum(memory.values()) / GIB:.1f}",
+        f"engine         KV cache of {max(0, e.cache_tokens()):,} tokens, {e.at_once()} sequences "
+        f"at once; {e.responses:,} responses of a step over {e.engines} engines in "
+        f"{waves} waves{more}",
+        f"checkpoint     {saved_bytes(e.setup, e.shape) / 1e9:.1f} GB",
+    ]
+
+
+def asynchronous_lines(e: Estimate) -> Iterator[str]:
+    """Yield a line for each asynchronous mode: seconds of a step, and the gain over recipe_sync.
+
+    Of the GPUs, the engines of the separate mode get the number with the shortest slow step.
+    """
+    modes, mode = e.setup.trainer.v1, e.setup.mode
+    own = modes.separate_async if mode == SEPARATE else modes.colocate_async
+    window = own.num_warmup_batches
+    seconds = partial(Estimate.asynchronous_seconds, window=window)
+    divided = [e.with_own_gpus(n) for n in range(e.tensor, e.setup.gpus, e.tensor)]
+    divided = [x for x in divided if not [*actor_rows(x.setup), *engine_gpus(x.setup)]]
+    split = min(divided, key=lambda x: seconds(x, speed=SLOW, separate=True), default=None)
+    for name, plan, separate in (("asynchronous", e, False), ("separate", split, True)):
+        if plan is None:  # one GPU
+            continue
+        times = [seconds(plan, speed=speed, separate=separate) for speed in (FAST, SLOW)]
+        sync = [sum(e.step_seconds(speed).values()) for speed in (FAST, SLOW)]
+        gain = sorted(x / y for x, y in zip(sync, times, strict=True))
+        own = f", {plan.setup.engine_gpus} GPUs for engines" if separate else ""
+        yield (
+            f"{name:<15}{times[0]:.0f} to {times[1]:.0f} s with W = {window}{own} "
+            f"(examples/prompt_aug_async): {gain[0]:.2f} to {gain[1]:.2f} times as fast, at best"
+        )
+
+
+def hour_lines(e: Estimate) -> list[str]:
+    """Return the lines on time, from the fast assumption to the slow one."""
+    fast, slow = e.step_seconds(FAST), e.step_seconds(SLOW)
+    parts = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f}" for name in fast)
+    steps = e.setup.trainer.total_training_steps
+    times = [e.hours(steps, VALIDATION, speed) for speed in (FAST, SLOW)]
+    gpu_hours = " to ".join(f"{value * e.setup.gpus:.0f}" for value in times)
+    return [
+        f"step           {sum(fast.values()):.0f} to {sum(slow.values()):.0f} s: {parts}",
+        *asynchronous_lines(e),
+        f"run            {steps} steps, each validation of {VALIDATION} responses: "
+        f"{times[0]:.1f} to {times[1]:.1f} h, {gpu_hours} GPU hours",
+        f"assumed        mean prompt {MEAN_PROMPT}, mean response {e.mean_response} tokens; actor "
+        f"{SLOW.mfu:.0%} to {FAST.mfu:.0%} of the peak, engine {SLOW.traffic:.0%} to "
+        f"{FAST.traffic:.0%} of the bandwidth; no time for offloading",
+    ]
 
 
 def describe(config: DictConfig, prompts: Prompts) -> str:
@@ -151,17 +251,12 @@ def hint(config: DictConfig, render: Callable[[str], Prompt], question: str) -> 
 
 
 def hours(config: DictConfig, steps: int) -> str:
-    """Return the hours of `steps`, measured in the run folder or estimated by `recipe.plan`."""
+    """Return the hours of `steps` at the pace of the run folder, "" without a step there."""
     lines = read_metrics(Path(config.recipe.run_dir))
-    if measured := [line["timing_s/step"] for line in lines if "timing_s/step" in line]:
-        step = statistics.median(measured)
-        return f"{steps * step / 3600:.2g}, at {step:.1f} s a step as in the run folder"
-    shape = known_shape(config.recipe.model_path)
-    if config.trainer.device == "cpu" or shape is None:
-        return "unknown until the run folder has a step"
-    run = Estimate(Setup(config), shape, GPUS[GPU])
-    fast, slow = (run.hours(steps, VALIDATION, speed) for speed in (FAST, SLOW))
-    return f"{fast:.1f} to {slow:.1f} on {run.setup.gpus} x {GPU}, estimated as by recipe.plan"
+    if not (measured := [line["timing_s/step"] for line in lines if "timing_s/step" in line]):
+        return ""
+    step = statistics.median(measured)
+    return f"{steps * step / 3600:.2g}, at {step:.1f} s a step as in the run folder"
 
 
 def memory(config: DictConfig) -> str:

@@ -1,7 +1,8 @@
-"""Rules about the machine: room on the disk, GPUs, memory, loggers, a key for wandb."""
+"""Rules about the machine: disk, GPUs, driver, compiler, memory, loggers, a key for wandb."""
 
 import netrc
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,19 @@ from prompt_aug.base.places import unwritable
 from recipe.config import sizes
 from recipe.config.shapes import known_shape
 from recipe.config.verl import A, R, own_gpus
-from recipe.preflight.estimate import saved_bytes
+from recipe.preflight.estimate import GPUS, RESERVE, Estimate, Gpu, saved_bytes
 from recipe.preflight.rules import Check, Rule, Setup, is_missing
 from recipe.run import host
 from recipe.run.checkpoints import tracked_step
 from recipe.run.environment import gpu_count
 from recipe.run.model_files import unsupported_head
 
-LEAST_FREE = 1.0  # GiB
+LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
+GIB = 2**30
+VERL = "0.9.1"  # the release that this project extends
+CUDA = 13000  # 13.0, of the builds of torch and vLLM
+ASSUMED = "h100-80"  # where the GPU of a run is not known
+TOLERATED = 1.1  # of a GPU's memory: estimates may be too high (examples/SIZES.md)
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
 
 
@@ -78,7 +84,94 @@ def gpus(s: Setup) -> Iterator[str]:
     if message and s.here:
         yield message
     elif message:
-        print(f"recipe.train: note: not on this machine: {message}", file=sys.stderr)
+        note(f"not on this machine: {message}")
+
+
+def note(text: str) -> None:
+    """Print what does not prevent a run."""
+    print(f"recipe.train: note: {text}", file=sys.stderr)
+
+
+def environment(s: Setup) -> Iterator[str]:
+    """verl, and for GPUs the driver, VERL_PLATFORM and a C compiler, are what a run needs."""
+    if (found := host.installed("verl")) != VERL:
+        yield f"verl={found}: this project extends {VERL}. Install it: requirements/README.md."
+    if s.here and (free := host.free_gib(Path("/dev/shm"))) < LEAST_SHARED:
+        remedy = "In a container: start it with --shm-size=2g or --ipc=host."
+        note(f"/dev/shm: {free:.2f} GiB free for weights and messages of NCCL. {remedy}")
+    if not s.here or s.trainer.device != "cuda":
+        return
+    key = "trainer.device=cuda"
+    if (version := host.driver_cuda() or CUDA) < CUDA:
+        yield (
+            f"{key}: the driver supports CUDA {version // 1000}.{version % 1000 // 10}, and torch "
+            "and vLLM need 13.0. Install driver 580 or newer, or NVIDIA's package cuda-compat-13-0 "
+            "with its folder in LD_LIBRARY_PATH."
+        )
+    if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
+        yield f"{key} with VERL_PLATFORM=cpu: verl would use the CPU. Unset the variable."
+    # As Triton looks for it.
+    names = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
+    if not any(map(shutil.which, names)):
+        yield (
+            f"{key}: Triton compiles kernels with a C compiler, and {' or '.join(names)} is not "
+            "here. Install gcc (conda: c-compiler and cxx-compiler), or set CC."
+        )
+
+
+def gpu_of(s: Setup) -> tuple[str, Gpu, bool]:
+    """Return name and numbers of a run's GPU, and whether it is known: chosen, or here.
+
+    Here it is the smallest one. One that is not listed is taken to be as fast as the assumed one.
+    """
+    if s.gpu:
+        return s.gpu, GPUS[s.gpu], True
+    # RECIPE_MACHINE: a login node, whose GPU is not that of the job (scripts/submit.sh).
+    found = host.cards() if s.here or not os.environ.get("RECIPE_MACHINE") else []
+    if not found:
+        return f"{ASSUMED} (assumed)", GPUS[ASSUMED], False
+    name, memory = min(found, key=lambda card: card[1])
+    alike = [kind for kind in GPUS if kind.partition("-")[0] in name.replace(" ", "").lower()]
+    kind = min(alike or [ASSUMED], key=lambda kind: abs(GPUS[kind].memory - memory))
+    text = name if alike else f"{name} (speed of {kind} assumed)"
+    return text, GPUS[kind]._replace(memory=memory), True
+
+
+def misfits(e: Estimate) -> Iterator[tuple[float, str]]:
+    """Yield a share of a GPU's memory above 1, with a message, for each part that does not fit."""
+    s, room, memory = e.setup, e.gpu.memory, e.actor_memory()
+    share = f"{R}.gpu_memory_utilization"
+    engine_room = room * s.rollout.gpu_memory_utilization
+    engine = RESERVE + (2 * e.shape.parameters + s.longest * e.shape.kv_bytes) / e.tensor
+    both = engine_room + (0 if own_gpus(s.config) else e.beside_engine())
+    offload = " and ".join(f"{A}.fsdp_config.{x}_offload=true" for x in ("param", "optimizer"))
+    tokens = "max_token_len" if s.actor.use_dynamic_bsz else "micro_batch_size"
+    key, remedy = f"{A}.ppo_{tokens}_per_gpu", "Lower it, or take more GPUs."
+    if memory["states"] > room:
+        key, remedy = "recipe.model_path", "Take more GPUs, or train LoRA (examples/lora)."
+    cache = "the engine's weights and the cache of one longest sequence"
+    parts = [
+        (sum(memory.values()), room, key, f"the actor. {remedy}"),
+        (both, room, share, f"engine and trained states. Lower it, or set {offload}."),
+        (engine, engine_room, share, f"{cache}. Raise it, or {R}.tensor_model_parallel_size."),
+    ]
+    for needed, given, name, text in parts:
+        if needed > given:
+            amounts = f"about {needed / GIB:.1f} of a GPU's {given / GIB:.1f} GiB"
+            yield needed / given, s.message(name, f"{amounts} for {text}")
+
+
+def gpu_memory(s: Setup) -> Iterator[str]:
+    """Actor and engine fit into a GPU, by estimate; up to a tenth above it is noted."""
+    shape = known_shape(s.recipe.model_path)
+    if s.trainer.device != "cuda" or shape is None:
+        return
+    name, gpu, known = gpu_of(s)
+    for share, message in misfits(Estimate(s, shape, gpu)):
+        if known and share > TOLERATED:
+            yield message
+        else:
+            note(f"on {name}: {message}")
 
 
 def cpu_memory(s: Setup) -> Iterator[str]:
@@ -133,7 +226,7 @@ def lacks_wandb_key(s: Setup) -> bool:
 
 
 MACHINE: list[Check] = [
-    *(room, cache, ray, gpus, cpu_memory, cpu_engine),
+    *(environment, room, cache, ray, gpus, gpu_memory, cpu_memory, cpu_engine),
     Rule(
         "trainer.logger",
         # verl imports them last

@@ -29,9 +29,10 @@ ADVANTAGE = "recipe.advantage.name"
 class Setup:
     """A composed configuration with its sections and derived sizes, as the rules read them."""
 
-    def __init__(self, config: DictConfig, *, here: bool = True) -> None:
+    def __init__(self, config: DictConfig, *, here: bool = True, gpu: str | None = None) -> None:
         self.config = config
         self.here = here  # False: the run is planned for another machine
+        self.gpu = gpu  # of that machine, by its name in `recipe.preflight.estimate`
         self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
         self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
         self.filter = config.algorithm.filter_groups

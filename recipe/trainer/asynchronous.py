@@ -164,10 +164,12 @@ class SeparateAsyncTrainer(AsyncMixin, PPOTrainerSeparateAsync):
         with open_dict(config):
             config.actor_rollout_ref.hybrid_engine = False
             config.trainer.v1.separate_async.parameter_sync_step = 1
-            transport = config.actor_rollout_ref.rollout.checkpoint_engine
+            rollout = config.actor_rollout_ref.rollout
+            transport = rollout.checkpoint_engine
             if transport.backend == "naive":  # verl's default, which needs shared GPUs
                 transport.backend = weights.BACKEND
                 transport.custom_backend_module = weights.__name__
+                transport.engine_kwargs[weights.BACKEND] = {"dtype": rollout.dtype}
         actor = config.actor_rollout_ref.actor
         mini_batch, actor.ppo_mini_batch_size = (
             actor.ppo_mini_batch_size,

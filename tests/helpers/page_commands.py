@@ -23,6 +23,7 @@ JOBS = {
     "sweep": "eval.sweep",
     "export": "recipe.export",
     "rephrase": "prompt_aug.rephrase",
+    "doctor": "recipe.doctor",
 }
 PLACEHOLDERS = {  # others are valid as they are
     **{"N": "8", "URL": "http://localhost:8000/v1", "EXAMPLE": "toy", "METHOD": "grpo"},

@@ -1,6 +1,7 @@
 """Each check of the doctor on something broken, its exit code, its trial run."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -9,55 +10,36 @@ import torch
 from prompt_aug.base.errors import UserError
 from recipe import doctor, trial
 from recipe.config.compose import compose_config
-from recipe.doctor import Finding
 from recipe.preflight.checks import validate
 from recipe.run.folder import append_metrics
 
-
-@pytest.mark.parametrize(
-    ("finding", "needed", "words"),
-    [
-        (doctor.devices(["H100, 8 MiB, 535.183.01"], False), False, "driver 580 or newer"),
-        (doctor.devices(None, False), True, "login node"),
-        (doctor.shared_memory(Path(__file__).parent, 1e9), False, "--shm-size"),
-    ],
-    ids=lambda v: v.name if isinstance(v, Finding) else None,
-)
-def test_a_quick_check(finding: Finding, needed: bool, words: str) -> None:
-    assert (finding.ok, finding.needed) == (False, needed)
-    assert words in f"{finding.detail} {finding.remedy}"
+INSTALL = doctor.INSTALL["cpu"]
 
 
 @pytest.mark.parametrize(
-    ("versions", "ok", "needed"),
+    ("program", "words", "installs"),
     [
-        ({"verl": "0.9.1", "torch": "2.13.0+cpu"}, True, True),
-        ({"verl": "0.9.1"}, False, False),
-        ({"verl": "0.9.2", "torch": "2.12.0"}, False, True),
+        ("print('log')\nprint('platform cpu')", "platform cpu", None),
+        ("assert False, 'platform cuda'", "AssertionError: platform cuda", True),
+        ("raise ImportError('x')", "Traceback (most recent call last)", True),
+        ("raise SystemExit('a=1: wrong. Set 2.')", "exit code 1\na=1: wrong. Set 2.", False),
+        ("import os\nos.kill(os.getpid(), 4)", "exit code -4", False),  # a kernel of another CPU
+        ("import time\ntime.sleep(60)", "no answer", False),
     ],
 )
-def test_pinned_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict, ok: bool, needed: bool
-) -> None:
-    monkeypatch.setattr(doctor, "installed", versions.get)
-    (tmp_path / "pins.txt").write_text("torch==2.13.0\nverl==0.9.1\n")
-    finding = doctor.pins(tmp_path / "pins.txt", True)
-    assert (finding.ok, finding.ok or finding.needed) == (ok, needed)
-
-
-@pytest.mark.parametrize(
-    ("program", "ok", "words"),
-    [
-        ("answer = {'platform': 'cpu'}", True, "platform cpu"),
-        ("raise ImportError('x')", False, "Traceback (most recent call last)"),
-        ("import os\nos.kill(os.getpid(), 4)", False, "exit code -4"),  # a kernel of another CPU
-        ("import time\ntime.sleep(60)", False, "no answer"),
-    ],
-)
-def test_a_program(program: str, ok: bool, words: str) -> None:
+def test_a_program(program: str, words: str, installs: bool | None) -> None:
     seconds = 0.5 if "sleep" in program else 30.0
-    finding = doctor.program_finding("program", program, {}, True, seconds)
-    assert finding.ok is ok and words in finding.detail
+    ok, text = doctor.look(program, "cpu", Path("run"), seconds)
+    assert ok is (installs is None) and words in text and "log" not in text
+    assert (INSTALL in text) is bool(installs)
+
+
+@pytest.mark.config
+def test_the_launch_checks_of_this_machine_stop_a_run() -> None:
+    program = doctor.PROGRAMS["launch checks of the example toy"]
+    ok, text = doctor.look(program, "cpu", Path("/proc/x"))
+    assert not ok and "recipe.run_dir=/proc/x: cannot write there" in text
+    assert INSTALL not in text
 
 
 def test_a_missing_plug_in_stops_a_run(
@@ -68,16 +50,16 @@ def test_a_missing_plug_in_stops_a_run(
     output = capsys.readouterr().out
     assert "FAIL import verl: exit code 1" in output
     assert "ModuleNotFoundError: No module named 'no_such_plugin'" in output
-    assert output.endswith("could NOT start: import verl\n")
+    assert INSTALL in output and output.endswith("could NOT start: import verl\n")
 
 
 @pytest.mark.config
 def test_the_doctor_finds_this_environment_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main([]) == 0
     output = capsys.readouterr().out
-    assert "ok   import verl and its plug-in: platform" in output
-    assert "ok   import vllm and its plug-in: version" in output
-    assert "rules that the toy passes" in output
+    assert re.search("ok   import verl and its plug-in: version .*, platform cpu", output)
+    assert re.search("ok   import vllm and its plug-in: version .*, platform cpu", output)
+    assert "ok   launch checks of the example toy: device cpu, devices 1" in output
 
 
 # ------------------------------------------------------------------------- trial
@@ -123,6 +105,11 @@ def test_the_example_is_chosen_and_its_settings_pass_the_checks(
     config = compose_config("toy", command[2:])
     validate(config)
     assert config.trainer.total_training_steps == config.trainer.save_freq == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    for nodes in (1, 2):  # all GPUs of each
+        config = compose_config("toy", [*command[2:], f"trainer.nnodes={nodes}"])
+        validate(config)
+        assert (config.trainer.device, config.trainer.n_gpus_per_node) == ("cuda", 8)
     (tmp_path / trial.SMOLLM2).mkdir(parents=True)
     _, example, *settings = trial.stages(tmp_path, ["a=1"])["train"]
     assert example == "smollm2" and settings[-1] == "a=1"

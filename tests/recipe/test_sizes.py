@@ -3,7 +3,9 @@
 import json
 import os
 import re
+from ctypes import CDLL
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -19,8 +21,7 @@ from prompt_aug.base.files import write_lines
 from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
 from prompt_aug.questions import held_out_of, manifest_of, read_parquet
-from recipe import plan as command
-from recipe import shortcut
+from recipe import shortcut, train
 from recipe.config import sizes
 from recipe.config.compose import compose_config, on_this_machine
 from recipe.config.shapes import Shape, shape_of
@@ -34,7 +35,7 @@ from recipe.preflight.estimate import (
     Speed,
     saved_bytes,
 )
-from recipe.preflight.machine import cpu_engine, cpu_memory
+from recipe.preflight.machine import cpu_engine, cpu_memory, gpu_memory, gpu_of
 from recipe.preflight.rules import Setup
 from recipe.run import host
 
@@ -122,6 +123,9 @@ def test_the_machine_is_found_unless_it_is_chosen(
     (tmp_path / "config.yaml").write_text("defaults: [recipe]\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert on_this_machine(tmp_path, ["a=1"]) == ["machine=cpu", "a=1"]
+    with monkeypatch.context() as login:  # a node without GPUs, where the engine for GPUs is
+        login.setattr(host, "installed", {"vllm": "0.24.0"}.get)
+        assert on_this_machine(tmp_path, ["a=1"]) == ["machine=gpu", "a=1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     assert host.gpus_here() == 2
     two = ["machine=gpu", "trainer.n_gpus_per_node=2"]
@@ -259,13 +263,15 @@ def test_16_bits_need_a_processor_that_multiplies_them(
     )
 
 
-# ------------------------------------------------------------------------- plan
-# The plan of a run against numbers worked out by hand, for the shape of Qwen2.5-Math-1.5B.
+# ------------------------------------------------------------------------- estimate
+# The estimate of a run against numbers worked out by hand, for the shape of Qwen2.5-Math-1.5B.
 
 
 PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
+BIG = "recipe.model_path=Qwen/Qwen2.5-Math-7B"
+TOKENS, SHARE = f"{SHORT['A']}.ppo_max_token_len_per_gpu", f"{SHORT['R']}.gpu_memory_utilization"
 
 
 def estimate(*overrides: str, gpu: str = "h100-80", mean: int = 1000) -> Estimate:
@@ -433,21 +439,123 @@ def test_the_step_with_engines_on_gpus_of_their_own_by_hand() -> None:
 
 
 @pytest.mark.config
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["prompt_aug", "--gpus", "16", "data.max_response_length=3000"]) == 0
-    said = capsys.readouterr().out
-    assert "1,543,714,304" in said and "16 x h100-80" in said and "18.5 GB" in said
+def test_a_dry_run_begins_with_the_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without data, so that every exit code is 1 or 2
+
+    def printed(*words: str, code: int = 1) -> tuple[str, str]:
+        assert train.main(["--dry-run", *words]) == code
+        return capsys.readouterr()
+
+    longest = ("prompt_aug", "data.max_response_length=3000")
+    said, errors = printed(*longest, "--gpus", "16")
+    assert "1,543,714,304" in said and "16 x h100-80 (assumed)" in said and "18.5 GB" in said
     assert "mean response 1500 tokens" in said and "15% to 48% of the peak" in said
-    assert "s with W = 1 (" in said
+    assert "s with W = 1 (" in said and "data.train_files=" in errors
     separate = ["trainer.v1.trainer_mode=recipe_separate_async", f"{SHORT['R']}.nnodes=1"]
-    separate += [f"{SHORT['R']}.n_gpus_per_node=4", "trainer.n_gpus_per_node=12"]
     window = "trainer.v1.separate_async.num_warmup_batches=2"
-    command.main(["prompt_aug", "data.max_response_length=3000", *separate, window])
-    again = capsys.readouterr().out
+    again, _ = printed(*longest, *separate, window, "--gpus", "16")
     assert again.replace("W = 2", "W = 1").split("async")[0] == said.split("async")[0]
     assert "s with W = 2, 8 GPUs for engines" in again
-    assert command.main(["toy", "recipe.model_path=some/model"]) == 1
-    assert "recipe.model_path=some/model: its shape is unknown" in capsys.readouterr().err
+    said, errors = printed("own", BIG, "--gpu", "rtx4090-24")
+    assert "8 x rtx4090-24" in said  # a GPU machine, wherever it is planned
+    assert re.search(rf"^(recipe.train: )?{TOKENS}=16384: about ", errors, re.MULTILINE)
+    # (0.6 x 139.8 GiB - 4 GiB - 3.087 GB) / 28,672 / 1,736 tokens; 1,024 responses, 256 at once
+    said, _ = printed("prompt_aug", "--gpus", "1", "--gpu", "h200-141")
+    assert "in 4 waves, 1 with max_num_seqs=1661\n" in said
+    assert "trainer.n_gpus_per_node=0: " in printed(*longest, *separate, "--gpus", "8")[1]
+    assert "its shape is unknown" in printed("toy", "recipe.model_path=a/b", "--gpus", "1")[1]
+    for words, named in (
+        (("dapo", "--gpu", "h1000"), "--gpu=h1000"),
+        (("dapo", "--gpus", "0"), "--gpus=0"),
+        (("toy", "machine=cpu", "--gpus", "2"), "machine=cpu"),
+    ):
+        assert named in printed(*words, code=2)[1]
+
+
+@pytest.mark.config
+@pytest.mark.parametrize(
+    ("changes", "gib", "key", "amount"),
+    [
+        ((), 17.0, "", ""),  # 18,198,084,608 bytes are 16.948 GiB
+        ((), 15.5, "", "16.9 of a GPU's 15.5"),
+        ((), 15.3, f"{TOKENS}=16384", "16.9 of a GPU's 15.3"),
+        # 16 x 7,615,616,512 bytes of states, and 21,302,917,120 of parts as above
+        ((BIG, "trainer.n_gpus_per_node=1"), 79.6, BIG, "133.3 of a GPU's 79.6"),
+        ((BIG, "trainer.n_gpus_per_node=1"), None, "", "133.3 of a GPU's 79.6"),
+        # 12 bytes a parameter on two GPUs and 0.6 x 79.6 GiB
+        ((BIG, "trainer.n_gpus_per_node=2"), 79.6, f"{SHARE}=0.6", "90.3 of a GPU's 79.6"),
+        # 4 GiB, 2 x 7,615,616,512 bytes and 4,096 x 57,344 bytes of cache in 0.2 x 79.6 GiB
+        ((BIG, f"{SHARE}=0.2"), 79.6, f"{SHARE}=0.2", "18.4 of a GPU's 15.9"),
+    ],
+)
+def test_a_run_above_110_percent_of_the_gpu_here_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: tuple[str, ...],
+    gib: float | None,
+    key: str,
+    amount: str,
+) -> None:
+    """Less is noted, as is what the assumed GPU lacks where there is none."""
+    monkeypatch.setattr(host, "cards", lambda: [("H100", gib * 2**30)] if gib else [])
+    refused = list(gpu_memory(estimate(*changes).setup))
+    assert any(f"{key}: about {amount}" in text for text in refused) == bool(key)
+    assert bool(refused) == bool(key)
+    assert (f"about {amount}" in capsys.readouterr().err) == bool(amount and not key)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "kind", "text"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 80, "a100-80", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-PCIE-40GB", 40, "a100-40", "NVIDIA A100-PCIE-40GB"),
+        ("NVIDIA GeForce RTX 4090", 24, "rtx4090-24", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA B200", 178, "h100-80", "NVIDIA B200 (speed of h100-80 assumed)"),
+    ],
+)
+def test_the_gpu_here_has_its_own_memory_and_a_listed_speed(
+    monkeypatch: pytest.MonkeyPatch, toy_config: Any, name: str, gib: int, kind: str, text: str
+) -> None:
+    found = [(name, gib * 2**30), ("NVIDIA H200", 140 * 2**31)]
+    monkeypatch.setattr(host, "cards", lambda: found)
+    numbers = GPUS[kind]._replace(memory=gib * 2**30)
+    assert gpu_of(Setup(toy_config)) == (text, numbers, True)
+    assert gpu_of(Setup(toy_config, gpu="l40s-48")) == ("l40s-48", GPUS["l40s-48"], True)
+    monkeypatch.setenv("RECIPE_MACHINE", "gpu")  # the GPU of a login node is not the job's
+    assert gpu_of(Setup(toy_config, here=False))[1:] == (GPUS["h100-80"], False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "answer", "found"),
+    [
+        ("1,2", "echo 'NVIDIA H100, 80GB, 81559'; echo \"$3, 40\"", [81559, 40]),
+        ("0", "echo 'NVIDIA GB10, [N/A]'", []),
+        ("0", "exit 9", []),
+        ("", "echo 'NVIDIA H100, 81559'", []),
+    ],
+)
+def test_the_cards_are_those_that_the_driver_lists(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, answer: str, found: list[int]
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    names = ["NVIDIA H100, 80GB", f"--id={visible}"]
+    expected = [(name, mib * 2**20) for name, mib in zip(names, found, strict=False)]
+    assert host.cards.__wrapped__() == expected
+
+
+def test_the_driver_is_asked_for_its_cuda_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(place: Any) -> None:
+        place._obj.value = 12040
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=answer))
+    assert host.driver_cuda() == 12040
+    monkeypatch.setattr("ctypes.CDLL", CDLL)  # raises OSError on a machine without a driver
+    assert host.gpus_here() or host.driver_cuda() is None
 
 
 # deepseek-llm-7b-chat and an MI300X, which shapes.json and GPUS lack.

@@ -37,7 +37,7 @@ SlurmdPidFile=$folder/slurmd-%n.pid
 SlurmctldLogFile=$folder/slurmctld.log
 SlurmdLogFile=$folder/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -55,8 +55,8 @@ SchedulerParameters=sched_interval=5,bf_interval=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ${SLURM_EXTRA:-}
-NodeName=n1 NodeAddr=$net.11 NodeHostname=n1 CPUs=16 RealMemory=8000 Gres=gpu:1 State=UNKNOWN
-NodeName=n2 NodeAddr=$net.12 NodeHostname=n2 CPUs=16 RealMemory=8000 Gres=gpu:1 State=UNKNOWN
+NodeName=n1 NodeAddr=$net.11 NodeHostname=n1 CPUs=$(nproc) RealMemory=8000 Gres=gpu:1 State=UNKNOWN
+NodeName=n2 NodeAddr=$net.12 NodeHostname=n2 CPUs=$(nproc) RealMemory=8000 Gres=gpu:1 State=UNKNOWN
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 CONF

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -184,12 +185,43 @@ REAL = [
 ]
 
 
+NETWORK = {"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"}
+BOTH = ["--nodes=2", f"--cpus-per-task={os.cpu_count()}", "--time=60"]
+
+
 def real(run: Path, steps: int, *settings: str) -> str:
     """Submit the toy training over both nodes; return the number of the job."""
-    network = {"NETWORK_INTERFACE": "eth0", "GPUS_PER_NODE": "1", "RAY_NUM_CPUS": "16"}
     arguments = (*REAL, f"trainer.total_training_steps={steps}", *settings)
-    options = ["--nodes=2", "--time=60"]
-    return submit(run, *options, arguments=arguments, **THIS_PYTHON, **network)
+    return submit(run, *BOTH, arguments=arguments, **THIS_PYTHON, **NETWORK)
+
+
+def cores(run: Path) -> str:
+    """Where tasks are bound to cores, Ray has all of each node, also with an srun as runner."""
+    ray = run.parent / "venv" / "bin" / "ray"
+    ray.parent.mkdir(parents=True)
+    ray.write_text('#!/bin/sh\necho "$(hostname) $(nproc) $1"\n')
+    ray.chmod(0o755)
+    script = ". scripts/job.sh; site_settings; . scripts/ray_nodes.sh; on_nodes n1 n2 -- ray; wait"
+    script += "; srun --overlap --ntasks=2 bash -c 'echo bound $(nproc)'"
+    given = {"RECIPE_VENV": str(ray.parents[1]), "SLURM_CPU_BIND": "cores"}
+    for runner in ("", "srun --overlap --nodes=1 --ntasks=1"):
+        out = run.parent / f"cores-{bool(runner)}.out"
+        command = ["sbatch", "--wait", *BOTH, "--ntasks-per-node=1", f"--output={out}"]
+        slurm(*command, f"--wrap=bash -c {shlex.quote(script)}", **given, RECIPE_RUNNER=runner)
+        every = os.cpu_count()
+        wanted = ["bound 1"] * 2 + [f"{node} {every} ray" for node in ("n1", "n2")]
+        assert sorted(out.read_text().splitlines()) == wanted, out.read_text()
+    return f"{every} cores on each node; without --cpus-per-task 1"
+
+
+def doctor(run: Path) -> str:
+    """The trial run over both nodes."""
+    given = THIS_PYTHON | NETWORK | {"RUNS": str(run.parent / "runs")}
+    cpu = "--gpus-per-node=0"  # evaluation looks for GPUs
+    job = submit(run, *BOTH, cpu, job="doctor", arguments=("toy",), **given)
+    wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
+    assert field(job, "JobState") == "COMPLETED" and "Ray has 2 nodes" in output(run), run.parent
+    return ", ".join(re.findall(r"^ok   (.*)$", output(run), re.MULTILINE)[-3:])
 
 
 def lines(run: Path) -> list[int]:
@@ -250,7 +282,8 @@ def lost_raylet(run: Path) -> str:
     return f"requeued after {seen:.0f} s, resumed from step 2, 5 steps, each line once"
 
 
-DRILLS = (scancel, limit, preemption, node_loss, twice, two_nodes, separate, lost_raylet)
+TRAININGS = (two_nodes, separate, lost_raylet, doctor)
+DRILLS = (scancel, limit, preemption, node_loss, twice, cores, *TRAININGS)
 
 
 def main() -> int:
