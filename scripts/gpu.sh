@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fifteen minutes on one GPU: what only a GPU can show, in the order of its worth. A part has a time
-# limit and, once it succeeded, a line in OUT/results.txt; run the script again for the others.
-# Without a GPU all parts have small shapes: a test of this script.
+# Fifteen minutes on one GPU: what only a GPU can show, the most important first. Each part has a time
+# limit. One that succeeds adds a line to OUT/results.txt; the same command runs the others again.
+# Without a GPU the parts use small shapes, as a test of this script (8 minutes on two cores).
 #
 #   bash scripts/gpu.sh [--help] [PART ...]
 #
@@ -13,9 +13,9 @@
 # at_once    the same with V1 and 1,024 at once
 # compare    GRPO and CW-GRPO with the gradient through w: SmolLM2 if its files are here, else the toy
 #
-# OUT      folder of results, logs and runs           (default: runs/gpu)
-# SECONDS_LEFT  no part runs longer than this in all  (default: 900)
-# PYTHON   of the environment                         (default: python)
+# OUT           folder of results, logs and runs    (default: runs/gpu)
+# SECONDS_LEFT  time limit of all parts together    (default: 900)
+# PYTHON        of the environment                  (default: python)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -31,7 +31,7 @@ python=${PYTHON:-python}
 results=$out/results.txt
 model=$out/model
 gpu=false
-nvidia-smi >/dev/null 2>&1 && gpu=true
+"$python" -c 'import sys; from recipe.run.host import gpus_here; sys.exit(not gpus_here())' && gpu=true
 
 train() { # FOLDER EXAMPLE [override ...]: steps without validation and, by default, checkpoints
     local folder=$1 example=$2
@@ -60,8 +60,8 @@ part_step() { # advantages of +1 and -1: random weights have no reward
         given+=("recipe.model_path=$model" trainer.n_gpus_per_node=1 trainer.total_training_steps=2
             'data.train_files=[examples/toy/train.parquet]' data.train_batch_size=16
             'data.val_files=[examples/toy/validation.parquet]' "$actor.ppo_mini_batch_size=16"
-            data.max_response_length=1024 "$rollout.max_model_len=1536")
-        train "$out/step" math_methods "${given[@]}" machine=gpu || return
+            data.max_prompt_length=512 data.max_response_length=1024 "$rollout.max_model_len=1536")
+        train "$out/step" math_methods "${given[@]}" || return
     else
         train "$out/step" toy_methods "${given[@]}" trainer.total_training_steps=1 || return
     fi

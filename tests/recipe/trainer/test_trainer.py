@@ -164,7 +164,9 @@ def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not(
 
     weights = {"name": "gaussian_covariance", "gaussian_covariance": {"logprob_temperature": 0.7}}
     rollout = {"rollout": {"temperature": 1.0}}
-    trainer = bare({"recipe": {"weights": weights}, "actor_rollout_ref": rollout})
+    settings = {"recipe": {"weights": weights, "overlong_filter": False}}
+    settings |= {"actor_rollout_ref": rollout, "algorithm": {"use_kl_in_reward": False}}
+    trainer = bare(settings)
     trainer.ref_in_actor = True
     trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=compute_log_prob)
     batch = SimpleNamespace(extra_info={}, fields=None)
@@ -175,7 +177,7 @@ def test_the_pass_of_token_weights_has_the_adapter_that_the_reference_has_not(
         with pytest.raises(PassedError):
             compute()
     assert seen == [(True, 1.0), (False, 0.7)]
-    monkeypatch.setattr(trainers.batches, "fetch", lambda batch: batch)
+    monkeypatch.setattr(trainers.batches, "fetch", lambda batch, _: batch)
     weights["gaussian_covariance"] = {"logprob_temperature": 1.0}
     trainer.config.recipe.weights = weights
     assert trainer._fetch(batch) == (batch, None)  # the temperature of the rollout: no pass
