@@ -59,7 +59,9 @@ class Tokens:
         one_B = one_S[index_B]
         rest_B = row_sums(
             lambda mask, values, one: torch.where(mask, values - one, 0.0),
-            *(self.mask_BT, values_BT, one_B[:, None]),
+            self.mask_BT,
+            values_BT,
+            one_B[:, None],
         )
         count_B = self.total(self.lengths_B, scope).clamp(min=1)
         return one_B + self.total(rest_B, scope) / count_B
