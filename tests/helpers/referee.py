@@ -16,7 +16,7 @@ import wrapt
 
 from recipe.algorithms.grpo import grpo
 
-FOLDER = Path(os.environ.get("REFEREE", "."))
+FOLDER = Path(os.environ.get("REFEREE", "."))  # not set: the module changes nothing
 GROUP, STEPS, END, DIGIT = 4, 3, 1, 17  # tokens of tiny_model: END, and "0"
 SEEN: Counter[tuple[int, ...]] = Counter()
 
@@ -44,7 +44,6 @@ def whole(values: torch.Tensor) -> torch.Tensor:
     return values.detach().float().clone()
 
 
-@wrapt.when_imported("verl.workers.rollout.llm_server")
 def answer_from_the_record(module: Any) -> None:
     async def generate(client: Any, request_id: str, *, prompt_ids: list[int], **_: Any) -> Any:
         from verl.workers.rollout.replica import TokenOutput
@@ -58,7 +57,6 @@ def answer_from_the_record(module: Any) -> None:
     module.LLMServerClient.generate = generate
 
 
-@wrapt.when_imported("verl.trainer.ppo.v1.trainer_base")
 def record_rows(module: Any) -> None:
     def update(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
         batch = args[0] if args else kwargs["batch"]
@@ -75,7 +73,6 @@ def record_rows(module: Any) -> None:
     wrapt.wrap_function_wrapper(module, "PPOTrainer._update_actor", update)
 
 
-@wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")
 def record_gradients(module: Any) -> None:
     done: list[int] = []
 
@@ -91,3 +88,12 @@ def record_gradients(module: Any) -> None:
         return result
 
     wrapt.wrap_function_wrapper(module, "FSDPEngine.optimizer_step", step)
+
+
+HOOKS = {
+    "verl.workers.rollout.llm_server": answer_from_the_record,
+    "verl.trainer.ppo.v1.trainer_base": record_rows,
+    "verl.workers.engine.fsdp.transformer_impl": record_gradients,
+}
+for name, hook in HOOKS.items() if "REFEREE" in os.environ else ():
+    wrapt.register_post_import_hook(hook, name)
