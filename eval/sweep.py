@@ -184,10 +184,13 @@ def _follow(
     seen, items, printed = list[Checkpoint](), list[Item](), ""
     for code in workers.exports(run, options.steps):
         new = [c for c in find(run, options.steps, partial=True) if c not in seen]
+        anew = {checkpoint.step for checkpoint in new}  # exported again, some of them
+        items = [item for item in items if item.checkpoint.step not in anew]
         seen, items = seen + new, items + _items(evaluation, new, options.worker)
         work(items, session, final=code is not None)
         steps = [checkpoint.step for checkpoint in seen]
-        if code is not None and (last in steps or not options.watch):
+        others = map(is_held, RunFolder(run).export_locks.glob("step_*"))  # exports of others
+        if code is not None and (last in steps or not options.watch) and not any(others):
             break
         note = f"waiting for step {last}: evaluated: {steps}"
         if not is_held(run):
@@ -196,7 +199,7 @@ def _follow(
             print(note, flush=True)
             printed = note
         time.sleep(EXPORT_SECONDS if code is None else WATCH_SECONDS)
-    if code and not options.watch:
+    if code:
         raise UserError(f"{run}: not all is exported, see above. Run the same command again.")
 
 

@@ -24,7 +24,8 @@ def start(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     Without --workers: as many as the GPUs of a SLURM job allow, else the caller alone.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus_here()))))
-    gpus, each = visible.split(",") if gpus_here() else [], options.tensor_parallel or 1
+    gpus = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+    gpus, each = gpus if gpus_here() else [], options.tensor_parallel or 1
     count = options.workers or max(1, len(gpus) // each if "SLURM_JOB_ID" in os.environ else 1)
     if count * each > len(gpus) and (gpus or each > 1):  # vLLM would wait for them forever
         raise UsageError(
@@ -56,6 +57,9 @@ def exports(run: Path, steps: Sequence[int] | None) -> Iterator[int | None]:
         code = None
         with suppress(InUseError), lock(RunFolder(run).export_locks):  # else another worker exports
             process = subprocess.Popen(command)
-            while (code := process.poll()) is None:
-                yield None
+            try:
+                while (code := process.poll()) is None:
+                    yield None
+            finally:
+                process.terminate()
         yield code

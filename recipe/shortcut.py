@@ -114,7 +114,7 @@ def _is_of(out: Path, record: Mapping[str, Any]) -> bool:
     hub = [made.get(key) for key in ("source", "config", "split")]
     known, files = made.get("source_sha256"), record["files"]
     same = known == [sha256(Path(file)) for file in files]
-    used = same if known else all(time <= out.stat().st_mtime_ns for _, time in files.values())
+    used = same if known else all(time <= out.stat().st_ctime_ns for _, time in files.values())
     used &= not made or record["source"] in (hub, str(Path(hub[0] or "").resolve()))
     why = "prepared by hand, is used" if used else "of another or older source, is not used"
     print(f"recipe.train: note: {out}, {why}", file=sys.stderr)

@@ -177,7 +177,7 @@ def learned(*folders: str) -> None:
 
 def scores(folder: str) -> None:
     """Print the accuracy of each evaluated checkpoint of a run."""
-    from eval.report.data import choose_evaluation
+    from eval.show.data import choose_evaluation
 
     if not (scored := choose_evaluation(Path(folder), None, [])):
         raise UserError(f"{folder}: no scores. Run eval.sweep.")

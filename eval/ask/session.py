@@ -8,7 +8,7 @@ as transformers loads it from disk.
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -69,6 +69,7 @@ class Session:
         self._stack = contextlib.ExitStack()
         self._engine: Engine | None = None
         self._model, self._signature, self._context = "", "", 0
+        self._identity: Mapping[str, Any] = {}  # two exports of a step have the same path
         self._noise: float | None = None
         self.starts = self.swaps = 0
 
@@ -81,11 +82,12 @@ class Session:
         """Return an engine with the weights of `checkpoint`; a reload is verified on `prompts`."""
         model, fits = checkpoint.model, kind == self._signature and context <= self._context
         engine = self._engine if fits else None
-        if engine and model == self._model:
+        if engine and (model, checkpoint.identity) == (self._model, self._identity):
             return engine
         verify(checkpoint)
+        self._identity, anew = checkpoint.identity, model == self._model
         probes = [ids[:PROBE_TOKENS] for ids in prompts[:PROBES]]
-        if engine and self._settings.reload and self._swap(engine, model, probes):
+        if engine and self._settings.reload and not anew and self._swap(engine, model, probes):
             return engine
         self.__exit__()
         with Progress("start the engine"):

@@ -242,8 +242,11 @@ class Scored:
         """
         folder, entry = self.folder.benchmark(benchmark), self.benchmarks[benchmark]
         questions = read_questions(folder)
-        if order_of(questions) != entry["order"]:
-            raise UserError(f"{folder.root}: its sweep is not finished. Run eval.sweep again.")
+        if order_of(questions) != entry.get("order"):
+            raise UserError(
+                f"{folder.root}: its sweep is not finished, or older than this version. Run "
+                f"eval.sweep again, or `{python_command('eval.score', self.folder.root)}`."
+            )
         return questions
 
     def means(self, benchmark: str) -> Iterator[tuple[dict[str, Any], float]]:
@@ -381,8 +384,16 @@ def combine(
 
 
 def _entries(folder: EvaluationFolder, identity: Mapping[str, Any]) -> dict[str, Any]:
-    entries = {name: entry_of(folder.benchmark(name)) for name in folder.benchmarks()}
-    return {name: entry for name, entry in entries.items() if entry["model"] == dict(identity)}
+    entries = dict[str, Any]()
+    for name in folder.benchmarks():
+        try:
+            entry = entry_of(folder.benchmark(name))
+        except FileError as error:  # the others' scores do not wait for it
+            print(f"note: {folder.root}: {name} is left out: {error}")
+            continue
+        if entry["model"] == dict(identity):
+            entries[name] = entry
+    return entries
 
 
 def require_one_grader(versions: Mapping[str, str]) -> None:

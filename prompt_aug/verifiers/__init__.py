@@ -155,6 +155,8 @@ def source_file(path: str) -> Path | None:
     """Return the file of a verifier, None for a module without one. Raises GraderError."""
     try:
         place = named(path)[0]
+        if place.endswith(".py") and not Path(place).is_file():
+            raise ValueError("no such file here")
         if place.endswith(".py"):
             return Path(place)
         spec = importlib.util.find_spec(place)

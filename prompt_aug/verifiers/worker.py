@@ -53,7 +53,9 @@ def named(path: str) -> tuple[str, str, dict[str, Any]]:
     match = _NAMED.fullmatch(path)
     place, name, given = match.groups("") if match else ("", path, "")
     call: Any = ast.parse(f"f({given})", mode="eval").body
-    return place, name, {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+    if call.args or None in (x.arg for x in call.keywords):
+        raise ValueError("arguments without a name")
+    return place, name, {x.arg: ast.literal_eval(x.value) for x in call.keywords}
 
 
 def load(path: str) -> Function:
