@@ -51,9 +51,9 @@ import sys
 from prompt_aug.base.errors import UserError
 from recipe.config.compose import compose_config
 from recipe.preflight.checks import check
-from recipe.trial import TOY
+from recipe.trial import toy
 try:
-    config = compose_config("toy", [*TOY, f"recipe.run_dir={sys.argv[2]}"])
+    config = compose_config("toy", [*toy(), f"recipe.run_dir={sys.argv[2]}"])
     check(config)
 except UserError as error:
     raise SystemExit(str(error)) from None
@@ -90,7 +90,7 @@ def examine(runs: Path) -> list[str]:
     """Print the result of every program; return the names of those that failed."""
     chosen = os.environ.get("VERL_PLATFORM", "").strip().lower() or host.machine()
     device = "cpu" if chosen == "cpu" else "cuda"
-    cards = [f"{name}, {memory / 2**30:.1f} GiB" for name, memory in host.cards()]
+    cards = [f"{card.name}, {card.memory / 2**30:.1f} GiB" for card in host.cards()]
     system = f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs"
     print("system: " + "; ".join([system, *cards]), flush=True)
     pool, failed = ThreadPoolExecutor(), []

@@ -20,6 +20,7 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import Progress
 from recipe.config.base import quoted
 from recipe.run.folder import RunFolder, read_metrics
+from recipe.run.host import gpus_here
 
 SMOLLM2 = Path("models/smollm2-warm")  # scripts/smollm2.sh makes it
 CORRELATION, KL = "training/rollout_actor_probs_pearson_corr", "rollout_corr/k3_kl"
@@ -38,8 +39,13 @@ FIGURES = {
     "actor/perf/max_memory_allocated_gb": "peak memory of the actor, GiB",
 }
 # At this rate an engine that missed an update has a KL of 0.011 and correlates at 0.82.
-TOY = ["machine=auto", "actor_rollout_ref.actor.optim.lr=3e-4"]
-TOY += ["actor_rollout_ref.actor.use_dynamic_bsz=true"]  # for any number of GPUs
+
+
+def toy() -> list[str]:
+    """Return the settings of the toy for this machine: a batch that divides over its GPUs."""
+    questions, actor = 8 * max(1, gpus_here()), "actor_rollout_ref.actor"
+    sizes = [f"data.train_batch_size={questions}", f"{actor}.ppo_mini_batch_size={questions}"]
+    return ["machine=auto", f"{actor}.optim.lr=3e-4", f"{actor}.use_dynamic_bsz=true", *sizes]
 
 
 def alternating(rewards_B: Any, group_B: Any) -> Any:
@@ -54,7 +60,7 @@ def stages(run: Path, arguments: list[str]) -> dict[str, list[str]]:
     example = words.pop(0) if words and "=" not in words[0] else default
     settings = [f"recipe.run_dir={quoted(run)}", f"recipe.advantage.name={__name__}.alternating"]
     settings += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
-    settings += ["trainer.val_before_train=false", *(TOY if example == "toy" else []), *words]
+    settings += ["trainer.val_before_train=false", *(toy() if example == "toy" else []), *words]
     questions = ["--benchmark", f"held_out={RunFolder(run).data('test')}", "--max-questions", "8"]
     return {
         "train": ["recipe.train", example, *settings],

@@ -20,7 +20,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 parts=(attention step learn export v1 v2 at_once compare)
-declare -A limits=([attention]=60 [step]=270 [learn]=270 [export]=150 [v1]=90 [v2]=90 [at_once]=90
+declare -A limits=([attention]=60 [step]=400 [learn]=400 [export]=150 [v1]=90 [v2]=90 [at_once]=90
     [compare]=900)
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/gpu.sh
@@ -28,10 +28,11 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 out=${OUT:-runs/gpu}
 python=${PYTHON:-python}
-results=$out/results.txt
-model=$out/model
 gpu=false
 "$python" -c 'import sys; from recipe.run.host import gpus_here; sys.exit(not gpus_here())' && gpu=true
+$gpu || out+=-cpu # its lines are not those of a GPU
+results=$out/results.txt
+model=$out/model
 
 train() { # FOLDER EXAMPLE [override ...]: steps without validation and, by default, checkpoints
     local folder=$1 example=$2

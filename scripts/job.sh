@@ -44,6 +44,7 @@ site_settings() {
         { [[ -x .venv/bin/python ]] && ! compgen -G "$verl" >/dev/null; }; then active=.venv; fi
     bin=${RECIPE_VENV:-$active}/bin
     python=(${runner[@]+"${runner[@]}"} "$bin/python")
+    [[ ! -x $bin/python ]] || PATH=$bin:$PATH # conda's compiler, which Triton looks for
 }
 
 # Succeeds where the job's Python has this project: on a login node it may run in a container only,

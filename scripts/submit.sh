@@ -4,6 +4,7 @@
 #   bash scripts/submit.sh [--help] [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
 #   bash scripts/submit.sh [--dry-run] [sbatch options] sweep RUN_FOLDER [options of eval.sweep]
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
+#   ... doctor [EXAMPLE] [hydra overrides]
 #
 # --dry-run shows the sbatch line and the commands that the job would run, and starts nothing. A
 # training that the checks of `recipe.train --dry-run` refuse is not submitted. With --dependency=...

@@ -125,7 +125,7 @@ def test_parts_of_the_gpu_script_run_until_each_has_a_line(checkout: Path) -> No
     given = {"PYTHON": str(checkout / "measures")}
 
     def lines() -> dict[str, str]:
-        text = (checkout / "runs/gpu/results.txt").read_text()
+        text = (checkout / "runs/gpu-cpu/results.txt").read_text()
         return dict(line.split(": ", 1) for line in text.splitlines())
 
     code, output = run(checkout, "gpu.sh", FAIL="gpu.py learned", **given)

@@ -7,7 +7,6 @@ choice to the run's config.yaml. A resumed run keeps it.
 import importlib.metadata
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 DTYPES |= {"fp16": torch.float16, "float16": torch.float16}
 IF_EQUAL = "if it agrees with eager attention on the GPU at the start, else sdpa"
 LENGTHS = (7, 1, 40)  # tokens of the rows that are tried
+TRIAL_SECONDS = 300
 
 
 def installed(package: str) -> bool:
@@ -37,18 +37,26 @@ def installed(package: str) -> bool:
     return any(importlib.metadata.distributions(name=package))
 
 
+def recorded(s: Setup) -> str | None:
+    """Return the attention with which the run was begun, None for a new one."""
+    config = OmegaConf.create(read_config(s.folder.root) if s.folder.begun else {})
+    name: str | None = OmegaConf.select(config, ATTENTION)
+    return name
+
+
 def available(s: Setup) -> Iterator[str]:
     """The attention exists, its package is installed, and torch_varlen can compute the run."""
     for key in KEYS if s.critic else KEYS[:1]:
-        if (name := s.get(key)) is None:
+        if (name := s.get(key) or recorded(s)) is None:
             continue
+        remedy = "set null" if s.get(key) else "choose another recipe.run_dir: it began so"
         if name in PACKAGES or "/" in name:  # transformers takes those it lacks from `kernels`
             packages = [*filter(None, [PACKAGES.get(name)]), "kernels"]
             if not any(map(installed, packages)):
-                why = f"it needs the package {' or '.join(packages)}, which is not installed"
-                yield s.message(key, f"{why}. Install it (requirements/README.md), or set null.")
+                why = f"{name} needs the package {' or '.join(packages)}, which is not installed"
+                yield s.message(key, f"{why}. Install it (requirements/README.md), or {remedy}.")
         elif name == VARLEN and (why := unsuited(s)):
-            yield s.message(key, f"not with {why}. Set null.")
+            yield s.message(key, f"{name} not with {why}. Change it, or {remedy}.")
         elif name not in BUILT_IN:
             from transformers import AttentionInterface  # takes seconds
 
@@ -73,57 +81,75 @@ def unsuited(s: Setup) -> str:
     return " and ".join(reason for reason, holds in reasons.items() if holds)
 
 
-def choice(s: Setup) -> tuple[str, str]:
-    """Return the attention that null stands for, and why."""
-    if why := unsuited(s):
-        return "sdpa", why
+def candidates(s: Setup) -> list[str]:
+    """Return the attentions that null may stand for, the fastest first, sdpa last."""
+    if unsuited(s):
+        return ["sdpa"]
     hopper = host.compute_capability() in (None, 9.0)  # None: no GPU here, as on a login node
-    for name in ("flash_attention_3", "flash_attention_2")[not hopper :]:
-        if installed(PACKAGES[name]):
-            return name, f"the package {PACKAGES[name]} is installed"
-    return VARLEN, IF_EQUAL
+    flash = ("flash_attention_3", "flash_attention_2")[not hopper :]
+    return [*(name for name in flash if installed(PACKAGES[name])), VARLEN, "sdpa"]
 
 
 def planned(s: Setup) -> tuple[str, str]:
     """Return the attention that a start would take, and why."""
     if name := s.get(ATTENTION):
         return name, "as set"
-    before = read_config(s.folder.root) if s.folder.begun else {}
-    name = OmegaConf.select(OmegaConf.create(before), ATTENTION)
-    return (name, "as in the run folder") if name else choice(s)
+    if name := recorded(s):
+        return name, "as in the run folder"
+    first = candidates(s)[0]
+    return first, unsuited(s) if first == "sdpa" else IF_EQUAL
 
 
 def settle(config: DictConfig) -> list[str]:
-    """Replace null by the planned attention, of which torch_varlen is tried; return a message."""
+    """Replace null by the first attention that agrees with eager; return a message."""
     s = Setup(config)
     if not (keys := [key for key in KEYS if s.get(key) is None]):
         return []
     name, why = planned(s)
     if why == IF_EQUAL:
-        problem = tried(s)
-        name, why = ("sdpa", problem) if problem else (name, "it agrees with eager attention")
+        name, why = agreeing(s)
     for key in keys:
         OmegaConf.update(config, key, name, force_add=True)
-    refuse([available], s)  # the package of an earlier step may be gone
+    refuse([available], s)
     return [f"attention {name}: {why}"]
 
 
-def tried(s: Setup) -> str:
-    """Return why this machine's GPU does not compute the model with torch_varlen, "" if it does."""
+def agreeing(s: Setup) -> tuple[str, str]:
+    """Return the first candidate that agrees with eager on this GPU, and what failed before it."""
+    problems = list[str]()
+    for name in candidates(s)[:-1]:
+        if not (problem := tried(s, name)):
+            return name, "; ".join([*problems, "it agrees with eager attention"])
+        problems.append(problem)
+    return "sdpa", "; ".join(problems)
+
+
+def tried(s: Setup, name: str) -> str:
+    """Return why this machine's GPU does not compute the model with an attention, "" if it does."""
     fields = model_json(s.model.path, "config.json")
     if fields is None or not host.gpus_here():
-        return f"no {'GPU here' if fields else 'config.json'} to try {VARLEN} with"
+        return f"no {'GPU here' if fields else 'config.json'} to try {name} with"
     fields |= s.get(f"{MODEL}.override_config") or {}
     dtype = DTYPES[max(precisions(s))]
-    try:  # in another process, since this one would keep memory of the GPU
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(difference, fields, dtype).result()
-    except (RuntimeError, ValueError, TypeError, ImportError) as error:
-        return f"{VARLEN} failed: {one_line(error)[:200]}"
+    # In another process, since this one would keep memory of the GPU.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # its end kills the process
+        try:
+            return pool.apply_async(outcome, (fields, dtype, name)).get(TRIAL_SECONDS)
+        except multiprocessing.TimeoutError:
+            return f"{name}: no answer in {TRIAL_SECONDS} s"
 
 
-def difference(fields: dict[str, Any], dtype: torch.dtype, device: str = "cuda") -> str:
-    """Return how torch_varlen on packed rows differs from eager attention row by row, "" if not.
+def outcome(fields: dict[str, Any], dtype: torch.dtype, name: str) -> str:
+    try:
+        return difference(fields, dtype, name)
+    except Exception as error:  # a package of another build, or an unusual model, raises anything
+        return f"{name} failed: {one_line(error)[:200]}"
+
+
+def difference(
+    fields: dict[str, Any], dtype: torch.dtype, name: str = VARLEN, device: str = "cuda"
+) -> str:
+    """Return how an attention on packed rows differs from eager row by row, "" if not.
 
     A small model with the attention of `fields`, of a config.json, computes logits and gradients.
     The error of a tensor is the largest difference to float32 as a share of its largest value.
@@ -143,10 +169,10 @@ def difference(fields: dict[str, Any], dtype: torch.dtype, device: str = "cuda")
     places = [torch.arange(n, device=device)[None] for n in LENGTHS]
     ids = [row * row.shape[1] % 64 for row in places]
 
-    def values(name: str, kind: torch.dtype, *inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def values(of: str, kind: torch.dtype, *inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         torch.manual_seed(0)  # the same weights
         config = AutoConfig.for_model(**fields)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=name).to(device, kind)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=of).to(device, kind)
         rows = zip(*inputs, strict=True)
         parts = [model.train()(row, position_ids=at, use_cache=False).logits[0] for row, at in rows]
         logits = torch.cat(parts).float()
@@ -155,9 +181,9 @@ def difference(fields: dict[str, Any], dtype: torch.dtype, device: str = "cuda")
         return [logits.detach(), *gradients]
 
     exact, eager = (values("eager", kind, ids, places) for kind in (torch.float32, dtype))
-    packed = values(VARLEN, dtype, [torch.cat(ids, 1)], [torch.cat(places, 1)])
+    packed = values(name, dtype, [torch.cat(ids, 1)], [torch.cat(places, 1)])
     for x, y, wanted in zip(packed, eager, exact, strict=True):
         error, usual = (float((z - wanted).abs().max() / wanted.abs().max()) for z in (x, y))
         if not error <= 3 * usual + 0.01:  # also for NaN
-            return f"{VARLEN} is off by {error:.2g} of a largest value, eager by {usual:.2g}"
+            return f"{name} is off by {error:.2g} of a largest value, eager by {usual:.2g}"
     return ""

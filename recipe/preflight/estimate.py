@@ -1,6 +1,6 @@
 """Estimates of memory, disk and time of a run on GPUs, in bytes, tokens, operations or seconds.
 
-Training states are in float32: 4 bytes a parameter, 4 for its gradient and 8 for Adam's moments. An
+In float32 a parameter has 4 bytes, its gradient 4, and Adam's moments 8. An
 update computes 8 operations per parameter and token (the forward pass is repeated for gradient
 checkpointing; 6 with LoRA), log-probabilities 2. A decoding step reads weights and KV cache once.
 """
@@ -16,6 +16,8 @@ from recipe.preflight.rules import Setup
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024
+FLOAT32 = (None, "fp32", "float32")
+MOMENTS = {"AdamW8bit": 2, "SGD": 0}  # bytes a parameter; others have two in its precision
 MEAN_PROMPT = 200  # assumed
 # Linear layers of the decoders that `Shape` knows, by their names in transformers.
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -69,7 +71,13 @@ def state_bytes(s: Setup, shape: Shape) -> dict[str, int]:
     critic = shape.parameters if s.critic else 0
     trained = (adapter or shape.parameters) + critic
     parameters = shape.parameters + adapter + critic
-    return {"parameters": 4 * parameters, "gradients": 4 * trained, "moments": 8 * trained}
+    each = 4 if s.actor.fsdp_config.model_dtype in FLOAT32 else 2
+    moments = MOMENTS.get(str(s.actor.optim.optimizer), 2 * each)
+    return {
+        "parameters": each * parameters,
+        "gradients": each * trained,
+        "moments": moments * trained,
+    }
 
 
 def saved_bytes(s: Setup, shape: Shape) -> int:
@@ -86,7 +94,10 @@ class Estimate:
         self.setup, self.shape, self.gpu = setup, shape, gpu
         actor, rollout, model, data = setup.actor, setup.rollout, setup.model, setup.data
         rows = setup.micro_rows * setup.longest
-        self.micro_tokens = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else rows
+        most = setup.rank_rows * setup.longest
+        self.micro_tokens = (
+            min(actor.ppo_max_token_len_per_gpu, most) if actor.use_dynamic_bsz else rows
+        )
         self.shards = setup.shards(actor.fsdp_config.fsdp_size)
         self.tensor = rollout.tensor_model_parallel_size
         self.engines = setup.engine_gpus // self.tensor
@@ -109,7 +120,9 @@ class Estimate:
             "activations": tokens * shape.layers * 2 * shape.hidden
             + tokens * 2 * (8 * shape.hidden + 4 * shape.intermediate),
             # bfloat16 with gradient, and float32 chunks of the log-probs
-            "logits": tokens * shape.vocab * 4 + 8 * min(LOGIT_CHUNK, tokens) * shape.vocab,
+            "logits": 0.0
+            if self.setup.model.use_fused_kernels
+            else tokens * shape.vocab * 4 + 8 * min(LOGIT_CHUNK, tokens) * shape.vocab,
             "mask": float(tokens**2) if self.masked else 0.0,
         }
 

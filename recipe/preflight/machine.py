@@ -80,7 +80,9 @@ def gpus(s: Setup) -> Iterator[str]:
         )
     elif s.trainer.n_gpus_per_node + own_gpus(s.config) > count:
         more = f" {R}.n_gpus_per_node" if own_gpus(s.config) else ""
-        message = s.message(f"trainer.n_gpus_per_node{more}", f"this machine has {count} GPUs.")
+        message = s.message(
+            f"trainer.n_gpus_per_node{more}", f"this machine has {count} GPUs. Set as many."
+        )
     if message and s.here:
         yield message
     elif message:
@@ -130,7 +132,7 @@ def gpu_of(s: Setup) -> tuple[str, Gpu, bool]:
     found = host.cards() if s.here or not os.environ.get("RECIPE_MACHINE") else []
     if not found:
         return f"{ASSUMED} (assumed)", GPUS[ASSUMED], False
-    name, memory = min(found, key=lambda card: card[1])
+    name, memory, _ = min(found, key=lambda card: card.memory)
     alike = [kind for kind in GPUS if kind.partition("-")[0] in name.replace(" ", "").lower()]
     kind = min(alike or [ASSUMED], key=lambda kind: abs(GPUS[kind].memory - memory))
     text = name if alike else f"{name} (speed of {kind} assumed)"
@@ -168,7 +170,7 @@ def gpu_memory(s: Setup) -> Iterator[str]:
         return
     name, gpu, known = gpu_of(s)
     for share, message in misfits(Estimate(s, shape, gpu)):
-        if known and share > TOLERATED:
+        if known and share > TOLERATED and (s.here or s.gpu):
             yield message
         else:
             note(f"on {name}: {message}")

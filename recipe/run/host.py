@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from prompt_aug.base.places import nearest
 
@@ -53,20 +54,31 @@ def machine() -> str:
     return os.environ.get("RECIPE_MACHINE") or ("gpu" if found else "cpu")
 
 
+class Card(NamedTuple):
+    """A GPU: bytes of its memory, and its compute capability (Hopper: 9.0)."""
+
+    name: str
+    memory: float
+    capability: float
+
+
 @functools.cache
-def cards() -> list[tuple[str, float]]:
-    """Return name and bytes of memory of the visible GPUs, as the driver reports them."""
+def cards() -> list[Card]:
+    """Return the visible GPUs, as the driver reports them."""
     if not gpus_here():
         return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    fields = "name,memory.total,compute_cap"
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.rpartition(", ") for line in done.stdout.splitlines()]
-    return [(name, int(mib) * 2**20) for name, _, mib in rows if mib.isdecimal()]
+    rows = [line.rsplit(", ", 2) for line in done.stdout.splitlines()]
+    with contextlib.suppress(ValueError):  # "[N/A]"
+        return [Card(name, int(mib) * 2**20, float(cap)) for name, mib, cap in rows]
+    return []
 
 
 def driver_cuda() -> int | None:
@@ -82,15 +94,9 @@ def driver_cuda() -> int | None:
     return version.value or None
 
 
-@functools.cache
 def compute_capability() -> float | None:
-    """Return the lowest compute capability of this machine's GPUs (Hopper: 9.0), None without."""
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return min(map(float, done.stdout.split()), default=None)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+    """Return the lowest compute capability of the visible GPUs, None without one."""
+    return min((card.capability for card in cards()), default=None)
 
 
 @functools.cache

@@ -518,7 +518,7 @@ def test_a_run_above_110_percent_of_the_gpu_here_is_rejected(
 def test_the_gpu_here_has_its_own_memory_and_a_listed_speed(
     monkeypatch: pytest.MonkeyPatch, toy_config: Any, name: str, gib: int, kind: str, text: str
 ) -> None:
-    found = [(name, gib * 2**30), ("NVIDIA H200", 140 * 2**31)]
+    found = [host.Card(name, gib * 2**30, 8.0), host.Card("NVIDIA H200", 140 * 2**31, 9.0)]
     monkeypatch.setattr(host, "cards", lambda: found)
     numbers = GPUS[kind]._replace(memory=gib * 2**30)
     assert gpu_of(Setup(toy_config)) == (text, numbers, True)
@@ -530,10 +530,10 @@ def test_the_gpu_here_has_its_own_memory_and_a_listed_speed(
 @pytest.mark.parametrize(
     ("visible", "answer", "found"),
     [
-        ("1,2", "echo 'NVIDIA H100, 80GB, 81559'; echo \"$3, 40\"", [81559, 40]),
-        ("0", "echo 'NVIDIA GB10, [N/A]'", []),
+        ("1,2", "echo 'NVIDIA H100, 80GB, 81559, 9.0'; echo \"$3, 40, 8.6\"", [81559, 40]),
+        ("0", "echo 'NVIDIA GB10, [N/A], 12.1'", []),
         ("0", "exit 9", []),
-        ("", "echo 'NVIDIA H100, 81559'", []),
+        ("", "echo 'NVIDIA H100, 81559, 9.0'", []),
     ],
 )
 def test_the_cards_are_those_that_the_driver_lists(
@@ -544,7 +544,8 @@ def test_the_cards_are_those_that_the_driver_lists(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     names = ["NVIDIA H100, 80GB", f"--id={visible}"]
-    expected = [(name, mib * 2**20) for name, mib in zip(names, found, strict=False)]
+    caps = (9.0, 8.6)
+    expected = [(n, mib * 2**20, cap) for n, mib, cap in zip(names, found, caps, strict=False)]
     assert host.cards.__wrapped__() == expected
 
 

@@ -355,7 +355,7 @@ def test_the_trial_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch, dtype: 
     ).config.to_dict()  # fmt: skip
     for op in (of_2_11, without_rows, without_window, twice_the_gradient):
         monkeypatch.setattr(VARLEN, "varlen_attn", op)
-        assert bool(difference(fields, dtype, "cpu")) == (op is not of_2_11), op
+        assert bool(difference(fields, dtype, device="cpu")) == (op is not of_2_11), op
 
 
 def test_verl_still_fixes_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:

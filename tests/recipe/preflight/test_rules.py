@@ -421,22 +421,28 @@ def test_null_is_what_the_machine_and_the_settings_allow(
         assert attention.planned(Setup(gpu))[0] == wanted
 
 
-@pytest.mark.parametrize(("problem", "chosen"), [("", "torch_varlen"), ("it is off", "sdpa")])
+@pytest.mark.parametrize(
+    ("broken", "chosen"),
+    [("", "flash_attention_3"), ("flash", "torch_varlen"), ("flash torch_varlen", "sdpa")],
+)
 def test_the_first_start_chooses_and_a_resumed_run_keeps_it(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch, problem: str, chosen: str
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, broken: str, chosen: str
 ) -> None:
-    monkeypatch.setattr(attention, "installed", lambda _: False)
+    def tried(_: Any, name: str) -> str:
+        return f"{name} failed" if any(map(name.startswith, broken.split())) else ""
+
+    monkeypatch.setattr(attention, "installed", lambda _: True)
     monkeypatch.setattr(host, "compute_capability", lambda: 9.0)
-    monkeypatch.setattr(attention, "tried", lambda _: problem)
+    monkeypatch.setattr(attention, "tried", tried)
     resumed, other = copy.deepcopy(gpu), copy.deepcopy(gpu)
     (message,) = attention.settle(gpu)
-    assert chosen in message and problem in message and attention.settle(gpu) == []
+    assert f"attention {chosen}: " in message and attention.settle(gpu) == []
+    assert message.count("failed") == {"": 0, "flash": 2}.get(broken, 3)
     assert [Setup(gpu).get(key) for key in attention.KEYS] == [chosen, chosen]
     folder = RunFolder(Path(gpu.recipe.run_dir))
     OmegaConf.save(gpu, folder.config)
     folder.metrics.touch()
-    monkeypatch.setattr(attention, "tried", lambda _: pytest.fail("tried again"))
-    monkeypatch.setattr(attention, "installed", lambda _: True)
+    monkeypatch.setattr(attention, "tried", lambda *_: pytest.fail("tried again"))
     assert list(same_run(Setup(resumed))) == [] and attention.settle(resumed)
     assert [Setup(resumed).get(key) for key in attention.KEYS] == [chosen, chosen]
     OmegaConf.update(other, attention.ATTENTION, "flex_attention")
