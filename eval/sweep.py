@@ -170,6 +170,7 @@ def _evaluation(options: argparse.Namespace, run: Any) -> Evaluation:
     settings = _settings(options, run)
     keys = ("greedy", "max_questions", "samples")
     how: Any = {key: getattr(settings, key) for key in keys}
+    how["reading"] = settings.form.reading
     benchmarks = [load(request, **how) for request in settings.benchmarks]
     return Evaluation(options.out or RunFolder(run).evaluation, settings, benchmarks)
 

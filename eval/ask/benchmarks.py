@@ -48,6 +48,7 @@ from prompt_aug.prepare.sources import (
 from prompt_aug.questions import (
     Question,
     QuestionError,
+    Reading,
     answer_texts,
     count_repeats,
     make_question,
@@ -143,8 +144,11 @@ def load(
     greedy: bool,
     max_questions: int | None = None,
     samples: int | None = None,
+    reading: Reading = "one",
 ) -> LoadedBenchmark:
     """Read a benchmark, check its size and content, and take its first `max_questions`.
+
+    `reading` is how the run reads the messages of verl's rows.
 
     Samples per question: one if `greedy`, else those of the request, else `samples`, else the rows
     of a question or the benchmark's own number if it is larger.
@@ -162,7 +166,7 @@ def load(
         )
     benchmark = record or Benchmark(questions=1, file=str(path))
     source = str(path or benchmark.file or f"hub:{benchmark.hub}")
-    rows = _questions(name, path, benchmark)
+    rows = _questions(name, path, benchmark, reading)
     counted = count_repeats(rows)
     if ours is record is not None and len(rows) == record.questions:
         counted = [(question, 1) for question in rows]  # its published denominator
@@ -198,7 +202,9 @@ def load(
     )
 
 
-def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Question]:
+def _questions(
+    name: str, path: Path | None, benchmark: Benchmark, reading: Reading
+) -> list[Question]:
     """Read `path`, or the benchmark's own file or hub data set."""
     file = path or (Path(benchmark.file) if benchmark.file else None)
     if file is not None and not file.exists():
@@ -210,7 +216,9 @@ def _questions(name: str, path: Path | None, benchmark: Benchmark) -> list[Quest
         if path is not None:
             benchmark = _of_copy(benchmark, names)
         columns = _columns(benchmark, names, source)
-        return read_all(rows, functools.partial(_question, columns, benchmark, name), source)
+        return read_all(
+            rows, functools.partial(_question, columns, benchmark, name, reading), source
+        )
     except (SourceError, QuestionError) as error:
         reason = str(error) if file else f"{error} (give a file: --benchmark {name}=PATH)"
         raise UserError(f"benchmark {name}: {reason}") from error
@@ -242,10 +250,10 @@ def _columns(benchmark: Benchmark, names: Collection[str], source: str) -> Colum
 
 
 def _question(
-    columns: Columns, benchmark: Benchmark, name: str, row: Mapping[str, Any]
+    columns: Columns, benchmark: Benchmark, name: str, reading: Reading, row: Mapping[str, Any]
 ) -> Question:
     """Return the question of one row. Raises QuestionError."""
-    made = to_question(row, columns, name, "test")
+    made = to_question(row, columns, name, "test", reading)
     if not benchmark.options:
         return made
     values = [field_of(row, column) for column in benchmark.options]

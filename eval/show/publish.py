@@ -65,7 +65,7 @@ def model_card(checkpoint: Evaluated) -> str:
     license_name = license_name or _license(run.exported(checkpoint.step) / CARD)  # added by hand
     trained = read_json(run.environment) if run.environment.is_file() else {}
     train = run.data("train")
-    sources = {q.source for q in read_parquet(train)} if train.is_file() else set()
+    sources = {q.source for q in read_parquet(train, "last")} if train.is_file() else set()
     hubs = sorted({p.hub for name, p in load_presets().items() if name in sources and p.hub})
     results, scores = [], [["benchmark", "questions x samples", "% correct"]]
     for benchmark, entry in checkpoint.benchmarks.items():

@@ -27,13 +27,13 @@ def why_no_validation(run: Path, benchmark: str, folder: EvaluationFolder) -> st
     path = Path(str(read_json(files.scores).get("path") or ""))
     if path.suffix != ".parquet" or not path.is_file():
         return f"{path} is not an existing parquet file"
-    splits = {question.uid: question.split for question in read_parquet(path)}
+    splits = {question.uid: question.split for question in read_parquet(path, "last")}
     if any(splits.get(uid) != VALIDATION for uid in uids):
         return f"{path} has questions that are not of the split {VALIDATION!r}"
     trained = RunFolder(run).data("train")
     if not trained.is_file():
         return f"{trained}, which lists the training questions, is missing"
-    shared = uids & {question.uid for question in read_parquet(trained)}
+    shared = uids & {question.uid for question in read_parquet(trained, "last")}
     return f"{len(shared)} of its questions were trained on" if shared else ""
 
 

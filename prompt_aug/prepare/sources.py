@@ -22,6 +22,7 @@ from prompt_aug.grading.extract import closed_boxes
 from prompt_aug.questions import (
     Question,
     QuestionError,
+    Reading,
     answer_texts,
     from_row,
     in_double,
@@ -350,22 +351,24 @@ def read_level(value: Any) -> int | None:
     return int(match.group()) if match else None
 
 
-def to_question(row: Mapping[str, Any], columns: Columns, source: str, split: str) -> Question:
+def to_question(
+    row: Mapping[str, Any], columns: Columns, source: str, split: str, reading: Reading = "one"
+) -> Question:
     """Return the question of one row. Raises QuestionError without a question or an answer.
 
-    A row with verl's columns keeps its own data source and split.
+    A row with verl's columns keeps its own data source and split; `reading` is that of `from_row`.
     """
-    text = question_text(row, columns)
+    own = from_row(row, reading) if columns.whole_rows else None
+    text = own.text if own else question_text(row, columns)
     if marks := [mark for mark in RENDERED if mark in text]:
         raise QuestionError(
             f"the text holds {marks[0]}: it is a prompt that a chat template made, not a question. "
             "Name the column of the question (--text-column, `text` in a yaml file)."
         )
     level = read_level(field_of(row, columns.level)) if columns.level else None
-    if columns.whole_rows:
-        made = from_row(row)
-        named = made.source if row.get("data_source") else source
-        return replace(made, source=named, level=made.level if level is None else level)
+    if own:
+        named = own.source if row.get("data_source") else source
+        return replace(own, source=named, level=own.level if level is None else level)
     value = field_of(row, columns.text or "")
     return make_question(
         text=text,

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.tokenizers import ChatTemplateError, chat_text
-from prompt_aug.questions import Question, Turns
+from prompt_aug.questions import Question, Reading, Turns
 from prompt_aug.templates.template import SLOT, BankError, Template
 from prompt_aug.turns import control_token
 from prompt_aug.typed import shown
@@ -54,6 +54,11 @@ class Form:
     chat: Mapping[str, Any] = field(default_factory=dict)
     instruction: Turn = "system"
     system: System = "row"
+
+    @property
+    def reading(self) -> Reading:
+        """How a row's messages are read, see `prompt_aug.questions.from_row`."""
+        return "all" if self.style == "row" else "last" if self.system == "template" else "one"
 
     def __post_init__(self) -> None:
         for key, kind in (("style", Style), ("instruction", Turn), ("system", System)):

@@ -143,7 +143,7 @@ def describe(config: DictConfig, prompts: Prompts) -> str:
         trial.recipe.run_dir = scratch
         tokenizer = load_tokenizer(trial)
         report = prepare_data(trial, prompts, tokenizer)
-        question = read_parquet(trial.data.train_files[0])[0]
+        question = read_parquet(trial.data.train_files[0], prompts.form.reading)[0]
         name = (config.recipe.augment.templates or prompts.bank.names)[0]
         render = partial(prompts.render, name, tokenizer=tokenizer, earlier=question.earlier)
         prompt = render(question.text)

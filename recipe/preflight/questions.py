@@ -20,14 +20,13 @@ from prompt_aug.questions import (
     SHOWN_ERRORS,
     Question,
     QuestionError,
-    Reading,
     count_repeats,
     is_record,
     read_parquet,
     to_row,
     write_parquet,
 )
-from prompt_aug.templates.rendering import Overlong, tag_opened_twice
+from prompt_aug.templates.rendering import Form, Overlong, tag_opened_twice
 from prompt_aug.turns import control_token
 from prompt_aug.typed import Positive, read_record, shown, stored
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
@@ -162,9 +161,8 @@ def last_step(config: DictConfig, steps_per_epoch: int) -> int:
 def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if a text of one contains a special token."""
     style, system = config.recipe.augment.style, config.recipe.augment.system
-    reading: Reading = "all" if style == "row" else "last" if system == "template" else "one"
     try:
-        questions = read_parquet(path, reading)
+        questions = read_parquet(path, Form(style=style, system=system).reading)
     except QuestionError as error:
         raise ConfigError(f"data.{key}={error}") from error
     errors, count = [], int(config.recipe.rephrasings.count)

@@ -12,6 +12,7 @@ from verl.workers.utils.padding import response_from_nested
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import turns_of
 from prompt_aug.templates.rendering import RenderError
+from prompt_aug.turns import control_token
 from recipe.algorithms.sdpo import HINT, solutions
 from recipe.trainer.batch import Fetched, numbered, rows_of
 from recipe.trainer.order import group_id
@@ -61,13 +62,13 @@ def hinted_logprobs(
     )
     chosen, prompts = [], []
     for i, answer, chat in zip(real, answers, messages, strict=True):
-        if answer is None:
+        if answer is None or control_token((answer,), tokenizer):
             continue
         earlier, question = turns_of(chat)
         text = HINT.replace("{question}", question).replace("{solution}", answer)
         try:
             prompt = renderer.render(extra[i]["template"], text, tokenizer, earlier)
-        except RenderError:  # the answer contains a marker of the chat template
+        except RenderError:
             continue
         if len(prompt.ids) <= limit:
             chosen.append(i)
