@@ -153,6 +153,19 @@ def test_rows_are_read_as_those_of_training(tmp_path: Path) -> None:
     )
 
 
+def test_the_messages_of_a_row_are_read_as_its_run_reads_them(tmp_path: Path) -> None:
+    turns = [("user", "1?"), ("assistant", "1"), ("user", " Q?\n")]
+    row = {"prompt": [{"role": role, "content": text} for role, text in turns]}
+    row |= {"data_source": "own", "reward_model": {"ground_truth": "7"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    asked = request("own", tmp_path / "rows.jsonl")
+    (question,) = load(asked, greedy=True, reading="all").questions
+    assert (question.text, question.earlier) == (" Q?\n", (("user", "1?"), ("assistant", "1")))
+    assert load(asked, greedy=True, reading="last").questions[0].text == "Q?"
+    with pytest.raises(UserError, match="2 user messages"):
+        load(asked, greedy=True)
+
+
 def test_a_copy_of_a_known_benchmark_may_have_other_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
