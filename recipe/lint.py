@@ -54,6 +54,7 @@ SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]da
 SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
 # With a value
 OPTIONS = "--config-name -cn --config-path -cp --config-dir -cd --cfg -c --package -p".split()
+FOLDERS = ("hydra.searchpath", *OPTIONS[2:6])  # of other configurations
 LARGEST, MOST = 1_000_000, 5_000  # bytes and settings of a file; a command counts as 100
 # Values of verl's V1 trainer with FSDP; others are skipped.
 ENGINES = {
@@ -72,6 +73,7 @@ class Setting:
     """A key that is set at `place`, as ``FILE:LINE``; `prefix`: hydra's +, ++ or ~.
 
     `variables` are those that an unknown value needs, "" for one that the script computes.
+    `choice`: of a file, as ``data=NAME`` or ``actor@KEY=NAME``.
     """
 
     place: str
@@ -80,6 +82,7 @@ class Setting:
     prefix: str = ""
     sure: bool = True
     variables: tuple[str, ...] = ()
+    choice: bool = False
 
     def message(self, why: str) -> str:
         value = "" if self.value is UNKNOWN else shown(self.value)
@@ -98,10 +101,11 @@ def read_setting(word: Word, place: str) -> Iterator[Setting]:
         raise ConfigError(f"'{word.text}' does not set one key to one value. {remedy}.")
     name, prefix = override.key_or_group, key[: len(key) - len(key.lstrip("+~"))]
     is_group = name != "model_engine" and any((x / name).is_dir() for x in (CONFIG, verl_config()))
-    if override.package is not None or is_group:  # the choice of a file, as method=grpo
-        return
     value = UNKNOWN if OPEN in text or prefix == "~" else override.value()
     names = tuple(unknown_names(text))
+    if override.package is not None or is_group:
+        yield Setting(place, key.lstrip("+~"), value, prefix, word.sure, names, choice=True)
+        return
     for inner, part in flat({name: value}):
         made = UNKNOWN if "${" in str(part) else part
         yield Setting(place, inner, made, prefix, word.sure, names)
@@ -185,7 +189,9 @@ def settings_of(
         if option in OPTIONS:
             value = value or next(rest, word).text
             name = value if option in OPTIONS[:2] else name
-        elif not word.text.startswith("-") and not (program == TRAIN and option == word.text):
+            if option in FOLDERS:
+                settings.append(Setting(f"{path}:{word.line}", option, value))
+        elif word.text[:1] not in ("", "-") and not (program == TRAIN and option == word.text):
             try:
                 settings += read_setting(word, f"{path}:{word.line}")
             except ConfigError as error:
@@ -200,7 +206,7 @@ def of_command(path: Path | str, program: str, words: list[Word]) -> list[str]:
     if why := skipped(name, settings):
         print(f"{path}: skipped: {why}")
         return []
-    root = ROOT if ours else VERL
+    root, settings = ROOT if ours else VERL, [x for x in settings if not x.choice]
     return [*findings, *problems_of(settings, root, only_keys=program not in (MAIN, TRAIN))]
 
 
@@ -252,8 +258,8 @@ def skipped(name: str, settings: Sequence[Setting]) -> str | None:
     if name.removesuffix(".yaml") != VERL:
         shown_name = re.sub(f"{OPEN}.*?{OPEN}", "?", name)
         return f"--config-name={shown_name}, another configuration than verl's own"
-    if "hydra.searchpath" in values:
-        return "hydra.searchpath, other configurations than verl's own"
+    if elsewhere := [key for key in FOLDERS if key in values]:
+        return f"{elsewhere[0]}, other configurations than verl's own"
     for key, supported in ENGINES.items():
         if (value := values.get(key, UNKNOWN)) not in (*supported, UNKNOWN):
             return f"{key}={shown(value)}"

@@ -28,6 +28,12 @@ ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
 PRINTS = ("echo", "printf")
+SETTERS = ("read", "mapfile", "readarray", "getopts")  # of variables that are arguments
+SUMS = ("compound_statement", "arithmetic_expansion")
+# A name that an arithmetic expression changes.
+SETS = re.compile(
+    r"(?:\+\+|--)\s*[A-Za-z_]\w*|\b[A-Za-z_]\w*(?=\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=)))"
+)
 LOCAL = re.compile(r"\b(?:local|declare|typeset)\s+(?:-\w+\s+)*(\w+)")
 LARGEST = 2**63  # of the shell's integers
 ARITHMETIC: dict[str, Callable[[int, int], int]] = {
@@ -122,6 +128,7 @@ class Reader:
         if node.type in BRANCHES:
             self.branch(node)
             return
+        self.unset(node)
         if node.type == "variable_assignment" and node.parent.type != "command":
             self.assign(node)
         elif node.type == "command":
@@ -150,9 +157,9 @@ class Reader:
                     self.values["@"] = [Word(0, unknown())]
             self.visit(child)
         self.values = before
-        names = {name for result in results[1:] for name in result.maps[0]} - {"@", *self.given}
+        names = {name for result in results[1:] for name in result.maps[0]} - self.given
         if node.type == "function_definition":
-            names -= {*LOCAL.findall(source_of(node))}
+            names -= {"@", *LOCAL.findall(source_of(node))}
         for name in names:
             options = [result.get(name, []) for result in results]
             words = [*dict.fromkeys(word for option in options for word in option)][:MOST]
@@ -199,6 +206,8 @@ class Reader:
         """Add a command, unless it only prints, and read the scripts that it runs."""
         name = node.child_by_field_name("name")
         words = self.words([name, *node.children_by_field_name("argument")] if name else [])
+        if words:
+            self.builtin(words[0].text, words[1:])
         if not words or words[0].text in PRINTS:
             return
         plain = tuple(word._replace(text=word.text.replace(CONTINUED, "")) for word in words)
@@ -207,10 +216,46 @@ class Reader:
             if re.search(r"\s", word.text) and self.script.search(word.text):
                 self.read(word.text, word.line)
 
+    def put(self, name: str, words: list[Word]) -> None:
+        """Set a variable, unless its value is given."""
+        if name not in self.given:
+            self.values[name] = words
+
+    def unset(self, node: Any) -> None:
+        """Empty the variables of ``unset``; those that arithmetic sets become unknown."""
+        if node.type == "unset_command":
+            for child in (x for x in node.named_children if x.type == "variable_name"):
+                self.put(source_of(child), [])
+        elif node.type in SUMS and re.match(r"\$?\(\(", source_of(node)):
+            self.forget(SETS.findall(source_of(node)))
+
+    def forget(self, texts: Iterable[str]) -> None:
+        """Make variables unknown, whose names are in texts such as ``++N`` or ``N[0]``."""
+        for match in filter(None, (re.search(r"[A-Za-z_]\w*", text) for text in texts)):
+            self.put(match[0], [Word(0, unknown())])
+
+    def builtin(self, name: str, words: list[Word]) -> None:
+        """Apply ``set --``; the variables that another builtin sets become unknown."""
+        texts = [word.text for word in words]
+        if name == "set" and "--" in texts:
+            new = words[texts.index("--") + 1 :]
+            self.values["@"] = new if len(new) <= MOST else [Word(0, unknown())]
+        elif name == "shift" and self.values["@"]:
+            self.values["@"] = [Word(0, unknown())]
+        elif name == "let":
+            self.forget(SETS.findall(" ".join(texts)))
+        elif name in SETTERS:
+            self.forget(filter(str.isidentifier, texts))
+        elif name == "printf" and texts[:1] == ["-v"]:
+            self.forget(texts[1:2])
+
     def assign(self, node: Any) -> None:
         """Set a variable, or add to it with +=."""
         name, value = (node.child_by_field_name(field) for field in ("name", "value"))
         if source_of(name) in self.given:
+            return
+        if name.type == "subscript" or node.parent.type == "c_style_for_statement":
+            self.forget([source_of(name)])
             return
         new = [*self.values.get(source_of(name), [])] if node.children[1].type == "+=" else []
         if value and value.type == "array":
@@ -247,7 +292,7 @@ class Reader:
         """Return the words of a variable or its default."""
         line = self.line(node)
         if ARGUMENTS.fullmatch(source_of(node)):
-            return self.values["@"]
+            return [word._replace(line=word.line or line) for word in self.values["@"]]
         if not (match := REFERENCE.fullmatch(source_of(node))):
             return [Word(line, unknown())]
         name, default = match[1], match[2] or ""
@@ -258,6 +303,8 @@ class Reader:
             found = [Word(line, text)]
             if "=" in default:
                 self.values[name] = found
+        elif not found and name in self.values:  # an empty array
+            return []
         texts = (word.text.replace(unknown(), unknown(name)) for word in found)
         named = [w._replace(line=w.line or line, text=t) for w, t in zip(found, texts, strict=True)]
         return named or [Word(line, unknown(name))]

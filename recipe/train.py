@@ -162,10 +162,9 @@ def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = N
     if given.script:
         from recipe.translate import translate
 
-        pairs = dict(text.partition("=")[::2] for text in given.set)
         with tempfile.TemporaryDirectory() as folder:
             place = (given.script, Path(folder, given.script.stem))
-            made = translate(*place, given.overrides, pairs, given.command, given.drop)
+            made = translate(*place, given.overrides, given.set, given.command, given.drop)
             given.script = None
             given.example, given.overrides = str(made.folder), made.overrides
             return do(given, made.report)

@@ -30,6 +30,7 @@ from recipe.lint import UNKNOWN, VERL, Launch, Setting
 from recipe.script import OPEN, unknown_names
 
 SCRIPT = CONFIG / "script.yaml"
+SOURCED = re.compile(r"(?m)(?:^|[;&|{])[ \t]*(?:source|\.)[ \t]+([^\s;&|]+)")
 MOVE = re.compile(r"(?:no effect: )?set ([\w.]+)")
 DEFAULT_SCORE = "verl.utils.reward_score.default_compute_score"  # by data_source
 FUNCTION = re.compile(r"(?:reward\.)?custom_reward_function\.(path|name|reward_kwargs\..+)")
@@ -39,7 +40,10 @@ ESTIMATOR = {f"algorithm.{x}": f"recipe.advantage.arguments.{x}" for x in OF_EST
 ESTIMATOR["algorithm.adv_estimator"] = ADVANTAGE
 # Of all GPUs together, in old versions of verl.
 MICRO = (f"{A}.ppo_micro_batch_size", *(f"{x}.log_prob_micro_batch_size" for x in (R, REF)))
+AUGMENT = "recipe.augment"
 LIMIT, OVERLONG = "data.max_response_length", "recipe.reward.overlong"
+# A prompt's form, which another setting of the command line leaves to the rows.
+FORM = "style mode templates bank format instruction system".split()
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 GPUS, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
 # Whose default is verl's, not this project's.
@@ -85,23 +89,27 @@ class Translation:
         self.given = dict(flat({x.key_or_group: x.value() for x in made}))
         self.given |= {x.key_or_group: x.value() for x in made}  # a section, too
         self.method = self.given.get("method")
+        own = f"{ADVANTAGE}={self.given.get(ADVANTAGE)}" if ADVANTAGE in self.given else ""
+        self.advantage = f"method={self.method}" if self.method else own
         self.values = {x.key: x.value for x in self.settings}
 
     def verdict(self, x: Setting) -> Verdict:
         """Return what becomes of a setting."""
         if is_in(x.key, self.drop):
             return Verdict("dropped", "--drop")
+        if x.choice:
+            return Verdict("stop", "chooses another file of the configuration")
         if x.key in self.given:
             return Verdict("replaced", f"the command line: {shown(self.given[x.key])}")
-        if (target := ESTIMATOR.get(x.key)) and self.method:
-            return Verdict("replaced", f"method={self.method}")
+        if (target := ESTIMATOR.get(x.key)) and self.advantage:
+            return Verdict("replaced", self.advantage)
         if target:
             value = f"verl:{x.value}" if target == ADVANTAGE else x.value
             return Verdict("replaced", target, target, value)
         if match := FUNCTION.fullmatch(x.key):
             return Verdict("replaced", "recipe.reward.verifiers", f"function.{match[1]}", x.value)
         if x.key in MICRO and isinstance(x.value, int):
-            each = max(1, x.value // (self.number(GPUS) * self.number(NODES)))
+            each = max(1, x.value // max(1, self.number(GPUS) * self.number(NODES)))
             return Verdict("moved", f"{x.key}_per_gpu={each}", f"{x.key}_per_gpu", each)
         return by_row(x, self.number(LIMIT))
 
@@ -118,8 +126,8 @@ class Translation:
             group, why, key, value = self.verdict(x)
             self.notes[x.key] = group, why
             if group == "stop":
-                why = why.rstrip(".")
-                errors.append(x.message(f"{why}. To start without it add --drop {x.key}."))
+                why = why if why.endswith("?") else f"{why.rstrip('.')}."
+                errors.append(x.message(f"{why} To start without it add --drop {x.key}."))
             elif key:
                 self.keys[x.key], self.content[key] = key, value
                 asked += [x] if x.value is UNKNOWN or not x.sure else []
@@ -134,7 +142,7 @@ class Translation:
                 del content[key]
         if content.get(f"{MODEL}.lora_rank"):
             content[f"{MODEL}.lora.merge"] = True
-        if not self.method and content.setdefault(ADVANTAGE, "verl:gae") == "verl:gae":
+        if not self.advantage and content.setdefault(ADVANTAGE, "verl:gae") == "verl:gae":
             content.setdefault("critic.enable", True)
         content |= {"recipe.augment.mode": "fixed", "recipe.augment.templates": ["qwen-math"]}
         content |= {"recipe.reward.format_weight": 0.0}
@@ -146,7 +154,9 @@ class Translation:
             of_cpu |= values if "/machine/cpu" in source else {}
             self.later |= {key: (source, value) for key, value in values.items() if after}
             after = after or source.endswith("scale/script.yaml")
-        if any(key.startswith("recipe.augment.") for key in self.later):
+        augment = {key: source for key, (source, _) in self.later.items() if is_in(key, [AUGMENT])}
+        form = [f"{AUGMENT}.{name}" for name in FORM]
+        if any(source != "command line" or key in form for key, source in augment.items()):
             content["recipe.augment.system"] = "template"
         else:
             content["recipe.augment.style"] = "row"
@@ -155,8 +165,9 @@ class Translation:
         score = function_of(nested(function).get("function", {}))
         content["recipe.reward.verifiers"] = dict.fromkeys(sorted(sources), score) or None
         content[STEPS] = content.get(STEPS) or default_values()[EPOCHS]  # the epochs end the run
-        longest = int(final["data.max_prompt_length"]) + int(final[LIMIT])
-        content[f"{R}.max_model_len"] = content.get(f"{R}.max_model_len") or longest
+        limits = [final["data.max_prompt_length"], final[LIMIT]]
+        if all(isinstance(limit, int) for limit in limits):  # later checks report others
+            content[f"{R}.max_model_len"] = content.get(f"{R}.max_model_len") or sum(limits)
         for key in [key for key in content if is_in(key, of_cpu)]:
             del content[key]
             self.later[key] = "recipe/config/machine/cpu.yaml", of_cpu.get(key)
@@ -193,7 +204,10 @@ class Translation:
             if key not in self.values and key not in self.later
         ]
         lines = [line for name, rows in groups.items() for line in (f"{name}: {len(rows)}", *rows)]
-        return "\n".join([*self.head, *lines, ""])
+        augment = config.recipe.augment
+        form = f"{AUGMENT}.mode={augment.mode}, templates {shown(as_list(augment.templates))}"
+        prompts = "the rows' messages" if augment.style == "row" else form
+        return "\n".join([*self.head, f"prompts: {prompts}", *lines, ""])
 
 
 def by_row(x: Setting, limit: int) -> Verdict:
@@ -227,7 +241,7 @@ def questions(asked: Sequence[Setting]) -> Iterator[str]:
             why = "the script computes it" if x.value is UNKNOWN else "only some branches set it"
             yield f"{x.place}: {x.key}: {why}. Add {x.key}=VALUE, or --drop {x.key}."
     for name, keys in by_name.items():
-        yield f"{', '.join(keys)}: the script does not set {name}. Add --set {name}=VALUE."
+        yield f"{', '.join(keys)}: not known: {name}. Add --set {name}=VALUE."
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,24 +291,39 @@ def chosen(path: Path, text: str, found: Sequence[Launch], number: int | None) -
         )
     if (number is None and len(found) > 1) or not 1 <= (number or 1) <= len(found):
         lines = ", ".join(str(x.line) for x in found)
+        if len(found) == 1:
+            raise ConfigError(f"--command {number}: {path} has one, line {lines}. Leave it out.")
         raise ConfigError(f"{path}: {len(found)} commands, lines {lines}. Name one: --command N.")
     return found[(number or 1) - 1]
+
+
+def variables(path: Path, text: str, pairs: Sequence[str]) -> dict[str, str]:
+    """Return the variables of ``--set``; ConfigError for one that the script does not have."""
+    given = dict[str, str]()
+    for pair in pairs:
+        name, equals, given[name] = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: no value. Write --set {pair}=VALUE.")
+        if not name or not re.search(rf"\b{re.escape(name)}\b", text):
+            raise ConfigError(f"--set {pair}: {path} has no variable {name}. Correct the name.")
+    return given
 
 
 def translate(
     path: Path,
     folder: Path,
     overrides: list[str],
-    given: Mapping[str, str],
+    pairs: Sequence[str] = (),
     number: int | None = None,
     drop: Collection[str] = (),
 ) -> Translation:
     """Write the example of a script into `folder`, and return it; ConfigError with all problems.
 
-    `given` are values of the script's variables, `number` is that of the command (from 1), and
-    `drop` are keys to leave out.
+    `pairs` are values of the script's variables, as NAME=VALUE, `number` is that of the command
+    (from 1), and `drop` are keys to leave out.
     """
     text = path.read_text(encoding="utf-8-sig", errors="replace")
+    given = variables(path, text, pairs)
     names = (n for n in os.environ if n in ("HOME", "PWD") or n.startswith("SLURM_"))
     used = {n: os.environ[n] for n in names if re.search(rf"\$\{{?{n}\b|\$\({n.lower()}\)", text)}
     found, errors = lint.launches(path, text, environment=used, given=given)
@@ -303,13 +332,18 @@ def translate(
     if why := lint.skipped(name, [x for x in settings if not is_in(x.key, ["trainer"])]):
         raise ConfigError(f"{path}:{launch.line}: {why}: it has another trainer.")
     whole = [word for word in launch.words if OPEN in word.text.partition("=")[0]]
-    unknown = ((word.line, unknown_names(word.text)[0]) for word in whole)
-    errors += [f"{path}:{n}: unknown arguments. Add --set {x}=VALUE." for n, x in unknown]
+    for line, name in ((word.line, unknown_names(word.text)[0]) for word in whole):
+        why = f". Add --set {name}=VALUE" if name else " of a function. Write them into the command"
+        errors.append(f"{path}:{line}: unknown arguments{why}.")
+    for key in drop:
+        if not any(is_in(x.key, [key]) for x in settings):
+            errors.append(f"--drop {key}: the command does not set it. Leave it out.")
     if errors := [*errors, *unreadable]:
         raise ConfigError("\n".join(errors))
     head = [f"script: {path.resolve()}, line {launch.line}, sha256 {sha256(path)}"]
     head += [f"from the environment: {key}={value}" for key, value in used.items()]
-    head += [f"--set {key}={value}" for key, value in given.items()]
+    head += [f"--set {text}" for text in pairs]
+    head += [f"not read: {file}" for file in SOURCED.findall(text)]
     made = Translation(path, folder, overrides, drop, settings, head)
     made.sort()
     try:

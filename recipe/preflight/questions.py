@@ -43,7 +43,7 @@ TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that
 class Split:
     """Questions of training or validation, and their record in data/manifest.json.
 
-    `available` are those before the rows of training are repeated or chosen.
+    `available` are those of the files, also those over the prompt limit.
     """
 
     questions: list[Question]
@@ -80,21 +80,22 @@ def training(config: DictConfig, prompts: Prompts, tokenizer: Any) -> Split:
     Draws change with the epoch.
     """
     setup, names = Setup(config), list(config.recipe.augment.templates or prompts.bank.names)
-    kept, too_long, dropped = fitting(config, prompts, tokenizer, "train_files", names)
+    kept, too_long, dropped, available = fitting(config, prompts, tokenizer, "train_files", names)
     check_tags("templates", names, prompts, kept[0], tokenizer)
-    record = {"questions": len(kept)}
+    record: dict[str, Any] = {"questions": len(kept)}
     rows, rephrasings = fit_rephrasings(kept, too_long, config)
     rows = only_question(weighted(rows, config.recipe.source_weights), config)
     if errors := list(too_few(len(rows), setup)):
         raise ConfigError("\n".join(errors))
     record["steps_per_epoch"] = limited(len(rows), setup) // setup.batch
-    return Split(rows, kept, record | rephrasings | recorded(config, "train", rows, rows, dropped))
+    record |= rephrasings | recorded(config, "train", rows, rows, dropped)
+    return Split(rows, available, record)
 
 
 def validation(config: DictConfig, prompts: Prompts, tokenizer: Any, trained: set[str]) -> Split:
     """Select the validation questions: those that fit under their own template."""
     setup, names = Setup(config), [config.recipe.augment.validation_template]
-    rows, _, dropped = fitting(config, prompts, tokenizer, "val_files", names)
+    rows, _, dropped, available = fitting(config, prompts, tokenizer, "val_files", names)
     check_tags("validation_template", names, prompts, rows[0], tokenizer)
     kept, samples = samples_of(rows, setup.rollout.val_kwargs.n)
     best, written = config.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
@@ -105,7 +106,7 @@ def validation(config: DictConfig, prompts: Prompts, tokenizer: Any, trained: se
         )
     check_held_out(kept, trained, setup)
     record = recorded(config, "test", rows if samples else kept, kept, dropped)
-    return Split(kept, kept, {"questions": len(kept), **record}, samples)
+    return Split(kept, available, {"questions": len(kept), **record}, samples)
 
 
 def recorded(
@@ -181,10 +182,10 @@ def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Que
 
 def fitting(
     config: DictConfig, prompts: Prompts, tokenizer: Any, key: str, names: list[str]
-) -> tuple[list[Question], TooLong, list[Overlong]]:
+) -> tuple[list[Question], TooLong, list[Overlong], list[Question]]:
     """Return the questions of ``data.KEY`` that fit the prompt limit under all templates.
 
-    Also the function that measures questions, and those that are too long.
+    Also the function that measures questions, those that are too long, and all.
     """
     limit = int(config.data.max_prompt_length)
     too_long = functools.partial(prompts.overlong, names=names, tokenizer=tokenizer, limit=limit)
@@ -218,7 +219,7 @@ def fitting(
             f"data.{key}: dropped {len(gone)} of {len(questions)} questions longer than "
             f"{limit} tokens (question {worst.uid}: {worst.length} under {worst.template})"
         )
-    return kept, too_long, dropped
+    return kept, too_long, dropped, questions
 
 
 def check_tags(

@@ -112,6 +112,8 @@ SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pre
         (f"{MAIN} trainer.logger=console,wandb", [1]),
         (f"{MAIN} critic@critic=dp_critic --config-dir /x trainer.nnodes=1", []),
         (f"{MAIN} --config-name my_trainer {TYPO}", []),
+        (f"{MAIN} -cd /x {TYPO}", []),
+        (f'E=()\nF=""\n{MAIN} "${{E[@]}}" "$F" {TYPO} data=legacy_data', [3]),
         (f"{MAIN} --config-name ppo_trainer.yaml {TYPO}", [1]),
         # what ends a command
         (f"{MAIN} \\\n  # {TYPO} \\\n  trainer.nnodes=1 \\\n  trainer.total_epochs=3", [3]),

@@ -33,6 +33,17 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ("if [[ $SET == g* ]]; then A=1; else A=2; fi\nx a=$A", [f"a={unknown('A')}"]),
         ("if [ -f y ]; then A=1; fi\nx a=$A", [f"a={unknown('A')}"]),
         ("for s in 1 2; do x $s; done", [unknown("s")]),
+        ("A=1\nunset A\nx ${A:-2}", ["2"]),
+        (
+            "A=1 B=1 C=1 D=1\nread -r A < f\nlet B+=1\nprintf -v C 2\n((D++))\nx =$A =$B =$C =$D",
+            [f"={unknown(name)}" for name in "ABCD"],
+        ),
+        ("A=1\nmapfile -t A < f\nx $A", [unknown("A")]),
+        ("A=(1 2)\nA[0]=3\nx ${A[@]}", [unknown("A")]),
+        ("A=1\nif ((A == 1)); then B=$((A <= 2)); fi\nx $A", ["1"]),
+        ("for ((i = 0; i < 2; i++)); do x a=$i; done", [f"a={unknown('i')}"]),
+        ('set -- a "b c"\nx "$@"', ["a", "b c"]),
+        ('A=()\nB=\nx "${A[@]}" $B "$B" "${A[@]:-2}"', ["", "2"]),
     ],
 )
 def test_values_of_a_script(text: str, words: list[str]) -> None:
@@ -107,7 +118,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Translate:
         path = tmp_path / "my run.sh"
         text = f"{MAIN} {SETTINGS.format(here=tmp_path).rstrip()} {more}\n"
         path.write_text(script or text)
-        options.setdefault("given", {})
         return translate(path, tmp_path / "example", list(overrides), **options)
 
     return call
@@ -160,6 +170,18 @@ def test_a_method_replaces_the_scripts_and_the_command_line_both(made: Translate
 
 
 @pytest.mark.config
+def test_single_keys_of_the_command_line(made: Translate) -> None:
+    keys = ["recipe.advantage.name=maxrl", "recipe.augment.validation_template=qwen-math"]
+    script = made("", *keys)
+    config = composed(script)
+    assert config.recipe.augment.style == "row"
+    assert not config.recipe.advantage.arguments and config.critic.enable is None
+    assert "algorithm.norm_adv_by_std_in_grpo" in groups_of(script, config)["replaced"]
+    assert "critic.enable" not in made("", *keys, script=f"{MAIN} trainer.nnodes=1\n").content
+    assert "recipe.augment.style" not in made("", "recipe.augment.mode=fixed").content
+
+
+@pytest.mark.config
 def test_what_follows_from_other_settings(made: Translate, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "algorithm.adv_estimator=gae algorithm.lam=0.9 custom_reward_function.path=null"
     config = composed(made(f"{words} trainer.total_training_steps=5"))
@@ -175,6 +197,9 @@ def test_what_follows_from_other_settings(made: Translate, monkeypatch: pytest.M
     assert config.actor_rollout_ref.actor.strategy == "fsdp2"
 
 
+NO_LIMIT = "data.max_response_length=null"
+OVERLONG = "reward_model.reward_kwargs.max_resp_len"
+CHOICE = "actor@actor_rollout_ref.actor"
 FORK = "algorithm.advantage=positive"
 
 
@@ -191,7 +216,21 @@ FORK = "algorithm.advantage=positive"
         ("custom_reward_function.path=gone.py", {}, ["gone.py: no such file"]),
         # All that is unknown and used, at once
         ("trainer.nnodes=$N data.seed=$S/$N", {}, ["--set N=VALUE", "--set S=VALUE"]),
-        ("trainer.nnodes=$N", {"given": {"N": "2"}}, None),
+        ("trainer.nnodes=$N", {"pairs": ["N=2"]}, None),
+        ("trainer.nnodes=$N", {"pairs": ["N"]}, ["Write --set N=VALUE"]),
+        ("", {"pairs": ["NODE=2"]}, ["--set NODE=2"]),
+        ("", {"drop": ["data.sed"]}, ["--drop data.sed"]),
+        ("", {"number": 2}, ["--command 2"]),
+        ("data=foo", {}, ["data=foo: chooses another file"]),
+        (f"{CHOICE}=megatron_actor", {}, ["my run.sh:1", f"--drop {CHOICE}"]),
+        (f"{CHOICE}=megatron_actor", {"drop": [CHOICE]}, None),
+        ("model_engine=dp", {}, None),
+        ("--config-dir=/x", {}, ["--config-dir"]),
+        ("--config-path /x", {}, ["--config-path"]),
+        ('""', {}, None),
+        ("", {"script": f'f() {{\n  {MAIN} "$@"\n}}\n'}, ["my run.sh:2: unknown arguments of a"]),
+        # Later checks report these
+        (f"data.max_prompt_length=1k {NO_LIMIT} trainer.nnodes=0", {"drop": [OVERLONG]}, None),
         ("trainer.nnodes=$(nproc)", {}, ["trainer.nnodes: the script computes it"]),
         ('"${MORE[@]}"', {}, ["--set MORE=VALUE"]),
         ("--config-name=ppo_megatron_trainer", {}, ["--config-name=ppo_megatron_trainer"]),

@@ -105,13 +105,16 @@ def test_actor_and_reference_compute_in_the_same_precision(machine: str) -> None
 # ------------------------------------------------------------------------- questions
 
 
+@pytest.mark.config  # starts a worker process
 def test_long_questions_are_dropped_and_named(config: Any, tmp_path: Path) -> None:
     short = questions(tmp_path / "a.parquet", 40)
-    long = question("x" * 5000)
+    long = make_question(text="x" * 5000, answers=("2",), source="long")
+    config.recipe.reward.verifiers = {"long": "own_verifiers.even"}  # no row of it is left
     report = prepare(config, [short, written(tmp_path / "b.parquet", [long])], [short])
     assert report["train"]["questions"] == 40 and report["test"]["dropped"] == []
     (dropped,) = report["train"]["dropped"]
     assert dropped["uid"] == long.uid and dropped["length"] > 5000
+    assert report["verifiers"]["functions"].keys() == {"long"}
 
 
 def test_questions_that_changed_since_the_first_step_are_refused(
