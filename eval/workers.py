@@ -61,5 +61,6 @@ def exports(run: Path, steps: Sequence[int] | None) -> Iterator[int | None]:
                 while (code := process.poll()) is None:
                     yield None
             finally:
-                process.terminate()
+                if process.poll() is None:  # the sweep ends before it
+                    process.terminate()
         yield code
