@@ -499,7 +499,7 @@ def test_a_run_above_110_percent_of_the_gpu_here_is_rejected(
     amount: str,
 ) -> None:
     """Less is noted, as is what the assumed GPU lacks where there is none."""
-    monkeypatch.setattr(host, "cards", lambda: [("H100", gib * 2**30)] if gib else [])
+    monkeypatch.setattr(host, "cards", lambda: [host.Card("H100", gib * 2**30, 9.0)] if gib else [])
     refused = list(gpu_memory(estimate(*changes).setup))
     assert any(f"{key}: about {amount}" in text for text in refused) == bool(key)
     assert bool(refused) == bool(key)
