@@ -83,6 +83,15 @@ def test_one_start_for_all_checkpoints() -> None:
     assert engine.stops == 1
 
 
+def test_weights_that_are_exported_anew_to_the_same_place_restart_the_engine() -> None:
+    engine = FakeEngine(lambda _: "")
+    with session(engine, SETTINGS) as held:
+        for files in ("a", "a", "b"):
+            checkpoint = Checkpoint(step=None, model="m", identity={"files": files})
+            held.engine_for(checkpoint, "k", 64, PROMPTS)
+        assert (held.starts, held.swaps, engine.stops) == (2, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "context", "reload"), [("another", 64, True), ("k", 65, True), ("k", 64, False)]
 )

@@ -283,6 +283,27 @@ def estimate(*overrides: str, gpu: str = "h100-80", mean: int = 1000) -> Estimat
     return Estimate(Setup(config), SHAPE, GPUS[gpu], mean)
 
 
+@pytest.mark.parametrize(
+    ("change", "bytes_each"),
+    [
+        ("{A}.fsdp_config.model_dtype=fp32", 16),
+        ("{A}.fsdp_config.model_dtype=bf16", 8),
+        ("{A}.optim.optimizer=AdamW8bit", 10),
+        ("{A}.optim.optimizer=SGD", 8),
+    ],
+)
+def test_states_are_of_the_precision_and_the_optimizer(change: str, bytes_each: int) -> None:
+    states = estimate(change).actor_memory()["states"]
+    assert states == bytes_each * SHAPE.parameters / 8  # GPUs
+
+
+def test_a_micro_batch_has_no_more_tokens_than_a_rank() -> None:
+    """32 questions x 8 responses of 1,024 + 3,072 tokens on eight GPUs."""
+    made = estimate("{A}.ppo_max_token_len_per_gpu=1000000", "{MODEL}.use_fused_kernels=true")
+    assert made.micro_tokens == 32 * made.setup.longest and made.setup.longest == 4096
+    assert made.actor_memory()["logits"] == 0
+
+
 def test_parameters_are_those_that_the_models_are_known_by() -> None:
     # 151,936 x 1,536 + 28 x 46,797,824 + 1,536; a layer is 2,360,832 (q and its bias) + 2 x 393,472
     # (k, v) + 2,359,296 (o) + 3 x 1,536 x 8,960 (MLP) + 3,072 (norms).

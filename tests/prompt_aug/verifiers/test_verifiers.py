@@ -73,8 +73,11 @@ def test_a_function_of_a_file_with_arguments(tmp_path: Path) -> None:
     before = source_digest(path)
     file.write_text(file.read_text() + "\n")
     assert source_digest(path) != before
-    with pytest.raises(GraderError, match=r"score\(x=y\)"):
-        source_digest(f"{file}:score(x=y)")
+    for given in ("x=y", "1", "**{'right': 1}"):  # no literal, no name
+        with pytest.raises(GraderError, match=r"score\(.*\)"):
+            source_digest(f"{file}:score({given})")
+    with pytest.raises(GraderError, match="no such file"):
+        source_digest(f"{tmp_path}/other.py:score")
 
 
 def test_parts_of_a_result(verifiers: Verifiers) -> None:
