@@ -142,11 +142,16 @@ def at_k(right: Sequence[int], samples: int, k: int) -> tuple[FloatArray, FloatA
     return values, (samples - 1) * share * (1 - share) * drop**2
 
 
-def no_signal(right_WQ: ArrayLike, samples: int, each: int) -> FloatArray:  # noqa: N803
-    """Return, by question, the share of zero-variance groups of `each` responses to W wordings."""
-    right = np.asarray(right_WQ)  # with other axes before these two, or without
-    every, some = (table(samples, [each])[right, 0] for table in (all_table, pass_table))
-    return every.prod(axis=-2) + (1 - some).prod(axis=-2)
+def no_signal(right_WQ: ArrayLike, samples_W: Sequence[int], each: int) -> FloatArray:  # noqa: N803
+    """Return, by question, the share of zero-variance groups of `each` responses to W wordings.
+
+    `right_WQ` (other axes may precede) of `samples_W` responses to each wording were right.
+    """
+    counts = zip(samples_W, np.moveaxis(np.asarray(right_WQ), -2, 0), strict=True)
+    shares = [
+        (all_table(n, [each])[right, 0], 1 - pass_table(n, [each])[right, 0]) for n, right in counts
+    ]
+    return np.prod(shares, axis=0).sum(axis=0)
 
 
 def of_means(question_means: Sequence[float]) -> Estimate:

@@ -274,11 +274,12 @@ def gate_text(lines: Sequence[Line], gate: Gate) -> str:
     """
     (runs,) = runs_of(lines, [gate.arm], [(name, gate.step) for name in gate.sets])
     right = np.array([[line["right"] for line in run] for run in runs])  # seed, wording, question
-    samples, texts = runs[0][0]["n"], [f"groups without a signal: {gate.arm}, step {gate.step}"]
+    samples = [line["n"] for line in runs[0]]
+    texts = [f"groups without a signal: {gate.arm}, step {gate.step}"]
     for first, each in ((0, 2), (1, 8)):
         names = gate.sets[first:]
-        one = no_signal(right[:, :1], samples, each * len(names))
-        several = no_signal(right[:, first:], samples, each)
+        one = no_signal(right[:, :1], samples[:1], each * len(names))
+        several = no_signal(right[:, first:], samples[first:], each)
         texts.append(
             f"  {each * len(names)} of {gate.sets[0]}: {100 * one.mean():.1f}; {each} of each of "
             f"{', '.join(names)}: {100 * several.mean():.1f}; {_points(crossed(several - one))}"

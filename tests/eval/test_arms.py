@@ -104,9 +104,11 @@ def test_pass_at_k_and_the_part_that_samples_make() -> None:
 def test_groups_without_a_signal_by_hand() -> None:
     """2 of 4 right under one wording, 4 of 4 under the other; groups of 2 + 2."""
     # Two right of 4 drawn: 1 / 6, times 1. Two wrong: 1 / 6, times 0.
-    assert no_signal([[2], [4]], 4, 2) == pytest.approx([1 / 6])
-    assert no_signal([[2]], 4, 2) == pytest.approx([1 / 3])
-    assert no_signal([[0, 4], [0, 4]], 4, 2).tolist() == [1, 1]
+    assert no_signal([[2], [4]], [4, 4], 2) == pytest.approx([1 / 6])
+    assert no_signal([[2]], [4], 2) == pytest.approx([1 / 3])
+    assert no_signal([[0, 4], [0, 4]], [4, 4], 2).tolist() == [1, 1]
+    # 4 of 8 right under the other wording: all 2 right 1 / 6 x 3 / 14, all wrong the same.
+    assert no_signal([[2], [4]], [4, 8], 2) == pytest.approx([1 / 14])
 
 
 # ------------------------------------------------------------------------- lines
