@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prompt_aug.base.commands import make_parser, outlive_readers, run
-from recipe.run import host
+from recipe.machine import host
 
 INSTALL = {
     "cpu": "Make the environment with `bash scripts/setup.sh`: requirements/README.md.",
@@ -50,7 +50,7 @@ print(f"version {vllm.__version__}, platform {found}")
 import sys
 from prompt_aug.base.errors import UserError
 from recipe.config.compose import compose_config
-from recipe.preflight.checks import check
+from recipe.start.checks import check
 from recipe.trial import toy
 try:
     config = compose_config("toy", [*toy(), f"recipe.run_dir={sys.argv[2]}"])

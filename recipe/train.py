@@ -37,7 +37,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from prompt_aug.base.files import lock, write_text
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.run import ending, model_files
+    from recipe.run import ending, start_model
     from recipe.run.folder import RunFolder, record_environment
     from recipe.trainer import launch
 
@@ -49,10 +49,10 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         notes = show.notes(example, overrides)
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
-        from recipe.preflight.algorithm import uncorrected
-        from recipe.preflight.checks import check, prepare
-        from recipe.preflight.dry_run import describe, estimate, on_gpus
-        from recipe.preflight.rules import Setup
+        from recipe.start.algorithm import uncorrected
+        from recipe.start.checks import check, prepare
+        from recipe.start.dry_run import describe, estimate, on_gpus
+        from recipe.start.rules import Setup
 
         on_gpus(config, given.gpus, given.gpu)
         if dry_run and (lines := estimate(config, given.gpu, needed=elsewhere)):
@@ -76,7 +76,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(
                 f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
             )
-        model_files.record(folder.root)
+        start_model.record(folder.root)
         if settings:
             write_text(folder.script, settings)
         code, message = carry_out(config)

@@ -19,8 +19,8 @@ from typing import Any
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import Progress
 from recipe.config.base import quoted
+from recipe.machine.host import gpus_here
 from recipe.run.folder import RunFolder, read_metrics
-from recipe.run.host import gpus_here
 
 SMOLLM2 = Path("models/smollm2-warm")  # scripts/smollm2.sh makes it
 CORRELATION, KL = "training/rollout_actor_probs_pearson_corr", "rollout_corr/k3_kl"

@@ -28,8 +28,8 @@ from eval.show.data import choose_evaluation
 from prompt_aug.base.commands import make_parser, run
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import append_lines, sha256
+from recipe.machine.host import ROOT, multiplies_bfloat16
 from recipe.run.folder import RunFolder, read_config, read_metrics, select
-from recipe.run.host import ROOT, multiplies_bfloat16
 
 MODEL = "models/smollm2-warm/model.safetensors"  # made by `scripts/smollm2.sh start`
 METRICS = {

@@ -12,11 +12,11 @@ from page_commands import SHOWN, command_of, fenced_lines
 
 from recipe.config.base import flat
 from recipe.config.compose import EXAMPLES, example_names, group_names
-from recipe.preflight.attention import planned
-from recipe.preflight.checks import validate
-from recipe.preflight.resume import same_run
-from recipe.preflight.rules import Setup
 from recipe.run.folder import RunFolder
+from recipe.start.attention import planned
+from recipe.start.checks import validate
+from recipe.start.resume import same_run
+from recipe.start.rules import Setup
 
 pytestmark = pytest.mark.config
 

@@ -19,7 +19,8 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import read_typed
-from recipe.run import model_files
+from recipe.machine import model_files
+from recipe.run import start_model
 from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
@@ -149,7 +150,7 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
             "model)"
         )
     run = checkpoint.run  # loading a tokenizer takes a second, so it is read with the large files
-    if run and checkpoint.files and most == math.inf and (start := model_files.recorded(run)[0]):
+    if run and checkpoint.files and most == math.inf and (start := start_model.recorded(run)[0]):
         model_files.compare(checkpoint.model, start, checkpoint.accepted)
 
 

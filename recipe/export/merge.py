@@ -17,7 +17,7 @@ from prompt_aug.base.files import read_json, write_json
 from recipe.export import Lora
 from recipe.export import lora as adapters
 from recipe.export.shards import load, merged
-from recipe.run import model_files
+from recipe.machine import model_files
 from recipe.run.checkpoints import shard_name
 
 

@@ -17,7 +17,7 @@ from prompt_aug.base.errors import UserError
 from recipe.export import Lora, MismatchError
 from recipe.export import lora as adapters
 from recipe.export.shards import load
-from recipe.run import model_files
+from recipe.machine import model_files
 from recipe.run.checkpoints import shard_name
 
 

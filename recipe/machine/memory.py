@@ -9,10 +9,10 @@ import copy
 import math
 from typing import NamedTuple
 
-from recipe.config.shapes import Shape
 from recipe.config.verl import MODEL
-from recipe.preflight.attention import planned
-from recipe.preflight.rules import Setup
+from recipe.machine.shapes import Shape
+from recipe.start.attention import planned
+from recipe.start.rules import Setup
 
 RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024

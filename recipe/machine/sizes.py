@@ -24,9 +24,9 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.config.shapes import Shape, known_shape
-from recipe.run.environment import ENGINE_THREADS
-from recipe.run.host import multiplies_bfloat16
+from recipe.machine.environment import ENGINE_THREADS
+from recipe.machine.host import multiplies_bfloat16
+from recipe.machine.shapes import Shape, known_shape
 
 BASE = 6.0e9  # a training of the toy model, whose own part is small, holds up to 7 GiB
 LARGE = 50_000_000  # parameters from which bfloat16 is faster on processors that multiply it

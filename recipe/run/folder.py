@@ -25,7 +25,7 @@ from prompt_aug.base.files import (
     write_lines,
 )
 from prompt_aug.typed import read_record, stored
-from recipe.run import environment
+from recipe.machine import environment
 
 MANIFEST = "manifest.json"  # written last: a folder is done if it is there
 CHECKPOINT = "global_step_"  # and the step: verl's name of a checkpoint's folder
@@ -58,7 +58,7 @@ class RunFolder:
     prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
     script = _At("script.txt")  # what became of a launch script's settings
     environment = _At("environment.json")  # versions, platform, commit
-    model = _At("model.json")  # what loads of the start model (recipe.run.model_files)
+    model = _At("model.json")  # what loads of the start model (recipe.run.start_model)
     metrics = _At("metrics.jsonl")  # a line per training step
     metrics_before = _At("metrics.before.jsonl")  # the lines of starts that saved nothing
     data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions

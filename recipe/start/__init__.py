@@ -1,1 +1,1 @@
-"""Preflight checks: reject configurations that cannot run or would run something else."""
+"""Start a run: check it, prepare its data, or describe what it would do."""

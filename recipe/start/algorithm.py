@@ -16,7 +16,7 @@ from recipe.config.verl import (
     R,
     has_no_gradient,
 )
-from recipe.preflight.rules import ADVANTAGE, Check, Rule, Setup
+from recipe.start.rules import ADVANTAGE, Check, Rule, Setup
 
 KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
 HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"

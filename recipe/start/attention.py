@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from prompt_aug.base.tokenizers import model_json
 from recipe.config.compose import one_line
 from recipe.config.verl import MODEL
-from recipe.preflight.rules import Setup, refuse
-from recipe.run import host
+from recipe.machine import host
 from recipe.run.folder import read_config
+from recipe.start.rules import Setup, refuse
 
 VARLEN = "torch_varlen"  # recipe/actor/varlen.py
 BUILT_IN = ("eager", "sdpa", "flex_attention", VARLEN)

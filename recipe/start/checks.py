@@ -1,4 +1,4 @@
-"""All checks of a run: ``python -m recipe.preflight --rules`` prints them.
+"""All checks of a run: ``python -m recipe.start --rules`` prints them.
 
 `check` runs them before Ray starts: types (`recipe.config.verl`), then the rules about settings,
 then files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.
@@ -12,17 +12,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from prompt_aug.base.files import write_json, write_text
 from prompt_aug.prompts import Prompts
 from recipe.config.verl import check_types
-from recipe.preflight.algorithm import ALGORITHM
-from recipe.preflight.attention import settle
-from recipe.preflight.data import FILES, PROMPTS, load_tokenizer
-from recipe.preflight.engine import ENGINE, LORA
-from recipe.preflight.functions import FUNCTIONS, own_functions
-from recipe.preflight.machine import MACHINE
-from recipe.preflight.names import NAMES
-from recipe.preflight.questions import prepare_data
-from recipe.preflight.resume import RESUME, STEPS, repair_checkpoints
-from recipe.preflight.rules import Check, Setup, refuse
 from recipe.run.folder import RunFolder
+from recipe.start.algorithm import ALGORITHM
+from recipe.start.attention import settle
+from recipe.start.data import FILES, PROMPTS, load_tokenizer
+from recipe.start.engine import ENGINE, LORA
+from recipe.start.functions import FUNCTIONS, own_functions
+from recipe.start.machine import MACHINE
+from recipe.start.names import NAMES
+from recipe.start.questions import prepare_data
+from recipe.start.resume import RESUME, STEPS, repair_checkpoints
+from recipe.start.rules import Check, Setup, refuse
 
 # Checks of the configuration alone, by theme.
 SETTINGS: dict[str, list[Check]] = {

@@ -10,8 +10,8 @@ from prompt_aug.base import tokenizers
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.questions import held_out_of, manifest_of
 from recipe.errors import ConfigError
-from recipe.preflight.rules import Check, Rule, Setup
-from recipe.run.model_files import model_folder
+from recipe.machine.model_files import model_folder
+from recipe.start.rules import Check, Rule, Setup
 
 SPLITS = ("train_files", "val_files")
 SMOLLM2 = "bash scripts/smollm2.sh"  # makes models/smollm2* and data/smollm2

@@ -22,20 +22,19 @@ from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import group_of
 from recipe.algorithms.sdpo import HINT
-from recipe.config import sizes
 from recipe.config.compose import not_through
-from recipe.config.shapes import known_shape, shape_of
 from recipe.config.verl import SEPARATE, own_gpus
-from recipe.preflight.attention import planned
-from recipe.preflight.data import limited, load_tokenizer
-from recipe.preflight.engine import actor_rows, engine_gpus, micro_batches
-from recipe.preflight.estimate import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, saved_bytes
-from recipe.preflight.machine import GIB, gpu_of
-from recipe.preflight.questions import prepare_data
-from recipe.preflight.rules import Setup, refuse
+from recipe.machine import host, sizes
+from recipe.machine.memory import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, saved_bytes
+from recipe.machine.shapes import known_shape, shape_of
 from recipe.run import checkpoints as saved_checkpoints
-from recipe.run import host
 from recipe.run.folder import read_metrics
+from recipe.start.attention import planned
+from recipe.start.data import limited, load_tokenizer
+from recipe.start.engine import actor_rows, engine_gpus, micro_batches
+from recipe.start.machine import GIB, gpu_of
+from recipe.start.questions import prepare_data
+from recipe.start.rules import Setup, refuse
 
 VALIDATION = 500  # responses, assumed
 MOST_EPOCHS = 20
@@ -260,7 +259,7 @@ def hours(config: DictConfig, steps: int) -> str:
 
 
 def memory(config: DictConfig) -> str:
-    """Return the peak of a run on this CPU machine, by the formula of `recipe.config.sizes`."""
+    """Return the peak of a run on this CPU machine, by the formula of `recipe.machine.sizes`."""
     shape, actor = known_shape(config.recipe.model_path), config.actor_rollout_ref.actor
     if shape is None:
         return "unknown before the model is made"

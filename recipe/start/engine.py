@@ -13,9 +13,9 @@ from prompt_aug.typed import shown
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
-from recipe.preflight.attention import ATTENTION, available, planned
-from recipe.preflight.estimate import LAYERS, adapted
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.machine.memory import LAYERS, adapted
+from recipe.start.attention import ATTENTION, available, planned
+from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")

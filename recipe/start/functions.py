@@ -14,7 +14,7 @@ from prompt_aug.verifiers import named, source_file
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.compute import compute_advantages
 from recipe.algorithms.rollouts import RolloutBatch
-from recipe.preflight.rules import Check, Setup, is_missing
+from recipe.start.rules import Check, Setup, is_missing
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages whose version a run records anyway
 # (input of a function, key, value of the key with which a run computes it); otherwise it is None.

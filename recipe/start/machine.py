@@ -11,15 +11,14 @@ from urllib.parse import urlparse
 from huggingface_hub import constants
 
 from prompt_aug.base.places import unwritable
-from recipe.config import sizes
-from recipe.config.shapes import known_shape
 from recipe.config.verl import A, R, own_gpus
-from recipe.preflight.estimate import GPUS, RESERVE, Estimate, Gpu, saved_bytes
-from recipe.preflight.rules import Check, Rule, Setup, is_missing
-from recipe.run import host
+from recipe.machine import host, sizes
+from recipe.machine.environment import gpu_count
+from recipe.machine.memory import GPUS, RESERVE, Estimate, Gpu, saved_bytes
+from recipe.machine.model_files import unsupported_head
+from recipe.machine.shapes import known_shape
 from recipe.run.checkpoints import tracked_step
-from recipe.run.environment import gpu_count
-from recipe.run.model_files import unsupported_head
+from recipe.start.rules import Check, Rule, Setup, is_missing
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
 GIB = 2**30

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from recipe.config.base import default_values, flat, verl_config
 from recipe.config.compose import one_line
 from recipe.config.verl import off_switch, row_of
-from recipe.preflight.data import paths_of
-from recipe.preflight.rules import Check, Setup
-from recipe.run.host import gpus_here
+from recipe.machine.host import gpus_here
+from recipe.start.data import paths_of
+from recipe.start.rules import Check, Setup
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages that are installed, which are only searched
 GPU_PACKAGES = (  # a login node may lack them

@@ -31,9 +31,9 @@ from prompt_aug.turns import control_token
 from prompt_aug.typed import Positive, read_record, shown, stored
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
-from recipe.preflight.data import limited, paths_of, too_few
-from recipe.preflight.rules import Setup
 from recipe.run.folder import RunFolder
+from recipe.start.data import limited, paths_of, too_few
+from recipe.start.rules import Setup
 
 WEIGHTS, VERIFIERS = "recipe.source_weights", "recipe.reward.verifiers"
 TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn

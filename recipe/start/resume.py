@@ -15,13 +15,14 @@ from recipe.config.compose import is_open
 from recipe.config.settings import free_keys
 from recipe.config.verl import MODEL, REF, A, R, off_switch
 from recipe.errors import ConfigError
-from recipe.preflight.algorithm import PER_MICRO_BATCH
-from recipe.preflight.attention import KEYS
-from recipe.preflight.functions import own_functions
-from recipe.preflight.questions import last_step, read_manifest
-from recipe.preflight.rules import Check, Setup
-from recipe.run import checkpoints, host
+from recipe.machine import host
+from recipe.run import checkpoints
 from recipe.run.folder import RunFolder, read_config
+from recipe.start.algorithm import PER_MICRO_BATCH
+from recipe.start.attention import KEYS
+from recipe.start.functions import own_functions
+from recipe.start.questions import last_step, read_manifest
+from recipe.start.rules import Check, Setup
 
 STEPS = "trainer.total_training_steps"
 MESH = {"actor": f"{A}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}

@@ -1,7 +1,7 @@
 """Rules: reject configurations that cannot run, or would silently run something else.
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
-check whose message is always the same. ``python -m recipe.preflight --rules`` lists all checks.
+check whose message is always the same. ``python -m recipe.start --rules`` lists all checks.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Setup:
     def __init__(self, config: DictConfig, *, here: bool = True, gpu: str | None = None) -> None:
         self.config = config
         self.here = here  # False: the run is planned for another machine
-        self.gpu = gpu  # of that machine, by its name in `recipe.preflight.estimate`
+        self.gpu = gpu  # of that machine, by its name in `recipe.machine.memory`
         self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
         self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
         self.filter = config.algorithm.filter_groups

@@ -15,8 +15,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.config import sizes, verl
-from recipe.run import checkpoints, ending, environment, folder, processes, progress, stop
+from recipe.config import verl
+from recipe.machine import environment, sizes
+from recipe.run import checkpoints, ending, folder, processes, progress, stop
 
 POLL = 2.0  # seconds between two checks of Ray's head process
 SPARE_SLOTS = 8  # of Ray, for the task runner and other actors of a run

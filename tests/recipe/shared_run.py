@@ -94,8 +94,8 @@ def lose_rollouts() -> None:
 
 def main(arguments: list[str]) -> None:
     from recipe.config.compose import compose_config
-    from recipe.preflight.checks import check, prepare, validate
-    from recipe.run import environment
+    from recipe.machine import environment
+    from recipe.start.checks import check, prepare, validate
     from recipe.trainer import launch
 
     split = arguments.index("--")

@@ -10,8 +10,8 @@ import torch
 from prompt_aug.base.errors import UserError
 from recipe import doctor, trial
 from recipe.config.compose import compose_config
-from recipe.preflight.checks import validate
 from recipe.run.folder import append_metrics
+from recipe.start.checks import validate
 
 INSTALL = doctor.INSTALL["cpu"]
 

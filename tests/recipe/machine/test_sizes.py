@@ -22,10 +22,9 @@ from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
 from prompt_aug.questions import held_out_of, manifest_of, read_parquet
 from recipe import shortcut, train
-from recipe.config import sizes
 from recipe.config.compose import compose_config, on_this_machine
-from recipe.config.shapes import Shape, shape_of
-from recipe.preflight.estimate import (
+from recipe.machine import host, sizes
+from recipe.machine.memory import (
     FAST,
     GPUS,
     LAYERS,
@@ -35,9 +34,9 @@ from recipe.preflight.estimate import (
     Speed,
     saved_bytes,
 )
-from recipe.preflight.machine import cpu_engine, cpu_memory, gpu_memory, gpu_of
-from recipe.preflight.rules import Setup
-from recipe.run import host
+from recipe.machine.shapes import Shape, shape_of
+from recipe.start.machine import cpu_engine, cpu_memory, gpu_memory, gpu_of
+from recipe.start.rules import Setup
 
 # Embedding 49,152 x 576 (tied); 30 layers of 3,540,096 parameters; one norm: 134,515,008 in all.
 SMOLLM2 = {
@@ -267,7 +266,7 @@ def test_16_bits_need_a_processor_that_multiplies_them(
 # The estimate of a run against numbers worked out by hand, for the shape of Qwen2.5-Math-1.5B.
 
 
-PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
+PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
 BIG = "recipe.model_path=Qwen/Qwen2.5-Math-7B"

@@ -20,7 +20,8 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, WriteError, read_json
 from recipe import train
 from recipe.errors import ExhaustedError
-from recipe.run import ending, environment, host, progress
+from recipe.machine import environment, host
+from recipe.run import ending, progress
 from recipe.run import folder as run_folder
 from recipe.run.folder import RunFolder, append_metrics
 from recipe.run.stop import StoppedError

@@ -13,9 +13,10 @@ from saved_checkpoint import save
 from prompt_aug.base.files import write_json
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.preflight import checks, resume
-from recipe.run import checkpoints, host
+from recipe.machine import host
+from recipe.run import checkpoints
 from recipe.run.folder import RunFolder
+from recipe.start import checks, resume
 
 pytestmark = pytest.mark.config
 
@@ -105,7 +106,7 @@ from omegaconf import OmegaConf
 from saved_checkpoint import save
 from recipe import train
 from recipe.config.compose import compose_config
-from recipe.run import host
+from recipe.machine import host
 from recipe.run.folder import RunFolder
 
 name = sys.argv[1]

@@ -23,16 +23,16 @@ from prompt_aug.questions import (
     write_parquet,
 )
 from recipe.errors import ConfigError
-from recipe.preflight import data
-from recipe.preflight import questions as prepared
-from recipe.preflight.dry_run import checkpoints, describe, hours
-from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import cache, environment, gpus, room
-from recipe.preflight.resume import same_functions, same_prompts, same_run, unlike
-from recipe.preflight.rules import Setup
-from recipe.run import host
+from recipe.machine import host
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
+from recipe.start import data
+from recipe.start import questions as prepared
+from recipe.start.dry_run import checkpoints, describe, hours
+from recipe.start.functions import own_functions
+from recipe.start.machine import cache, environment, gpus, room
+from recipe.start.resume import same_functions, same_prompts, same_run, unlike
+from recipe.start.rules import Setup
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 MATH_1B = f"recipe.model_path={MODEL}"
@@ -531,7 +531,7 @@ def test_a_gpu_run_needs_its_gpus(
     setup = changed(config, "trainer.device=cuda trainer.n_gpus_per_node=8")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for count, key in ((8, ""), (4, "trainer.n_gpus_per_node=8"), (0, "trainer.device=cuda")):
-        monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda count=count: count)
+        monkeypatch.setattr("recipe.start.machine.gpu_count", lambda count=count: count)
         assert [text.partition(":")[0] for text in gpus(setup)] == ([key] if key else [])
         assert list(gpus(Setup(config))) == []  # machine=cpu
     setup.here = False  # planned for another machine
@@ -660,7 +660,7 @@ def test_the_parts_of_a_method_are_named(
     """2,048 questions in batches of 4."""
     record: dict[str, Any] = {"questions": 2048, "dropped": [], "steps_per_epoch": 512}
     report = {"train": record, "test": {"questions": 64, "dropped": []}}
-    monkeypatch.setattr("recipe.preflight.dry_run.prepare_data", lambda *_: report)
+    monkeypatch.setattr("recipe.start.dry_run.prepare_data", lambda *_: report)
     config = changed(composed("toy_methods"), settings).config
     text = describe(config, Prompts.from_config(config))
     lines = dict(re.findall(r"^(\w+) +(.+)$", text, re.MULTILINE))

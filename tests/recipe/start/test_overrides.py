@@ -12,7 +12,7 @@ from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.config import show
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.preflight.checks import validate
+from recipe.start.checks import validate
 
 
 @pytest.mark.config

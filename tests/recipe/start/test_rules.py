@@ -17,15 +17,15 @@ from verl.trainer.ppo import core_algos
 
 from recipe.config import verl_types
 from recipe.config.verl import NO_GRADIENT_KL
-from recipe.preflight import attention, checks, names
-from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
-from recipe.preflight.engine import ENGINE
-from recipe.preflight.estimate import LAYERS, adapted
-from recipe.preflight.names import NAMES
-from recipe.preflight.resume import same_run
-from recipe.preflight.rules import Check, Setup, messages
-from recipe.run import host
+from recipe.machine import host
+from recipe.machine.memory import LAYERS, adapted
 from recipe.run.folder import RunFolder
+from recipe.start import attention, checks, names
+from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
+from recipe.start.engine import ENGINE
+from recipe.start.names import NAMES
+from recipe.start.resume import same_run
+from recipe.start.rules import Check, Setup, messages
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"

@@ -21,8 +21,8 @@ from recipe.config.base import base, flat, known_keys
 from recipe.config.compose import compose_config
 from recipe.config.verl import LOSS, SWITCHES
 from recipe.errors import ConfigError
-from recipe.preflight.checks import validate
-from recipe.preflight.questions import check_verifiers, counts_of, weighted
+from recipe.start.checks import validate
+from recipe.start.questions import check_verifiers, counts_of, weighted
 from recipe.trainer import launch
 
 A, R, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
