@@ -50,11 +50,12 @@ print(f"version {vllm.__version__}, platform {found}")
 import sys
 from prompt_aug.base.errors import UserError
 from recipe.config.compose import compose_config
-from recipe.start.checks import check
+from recipe.start.checks import check_run
+from recipe.start.rules import Setup
 from recipe.trial import toy
 try:
     config = compose_config("toy", [*toy(), f"recipe.run_dir={sys.argv[2]}"])
-    check(config)
+    check_run(Setup(config))
 except UserError as error:
     raise SystemExit(str(error)) from None
 print(f"device {config.trainer.device}, devices {config.trainer.n_gpus_per_node}")

@@ -38,7 +38,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from recipe.config import show
     from recipe.config.compose import compose_config
     from recipe.run import ending, start_model
-    from recipe.run.folder import RunFolder, record_environment
+    from recipe.run.folder import record_environment
     from recipe.trainer import launch
 
     elsewhere = bool(given.gpus or given.gpu)
@@ -50,24 +50,25 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
         from recipe.start.algorithm import uncorrected
-        from recipe.start.checks import check, prepare
+        from recipe.start.checks import check_run, prepare
         from recipe.start.dry_run import describe, estimate, on_gpus
         from recipe.start.rules import Setup
 
         on_gpus(config, given.gpus, given.gpu)
-        if dry_run and (lines := estimate(config, given.gpu, needed=elsewhere)):
+        setup = Setup(config, here=not dry_run, gpu=given.gpu)
+        if dry_run and (lines := estimate(setup, needed=elsewhere)):
             print(lines, flush=True)
-        prompts = check(config, here=not dry_run, gpu=given.gpu)
-    for why in [*notes, *uncorrected(Setup(config))]:
+        check_run(setup)
+    for why in [*notes, *uncorrected(setup)]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     settings = report(config) if report else ""
     if dry_run:
-        print(settings + describe(config, prompts))
+        print(settings + describe(setup))
         return 0
-    folder = RunFolder(Path(config.recipe.run_dir))
+    folder = setup.folder
     with lock(folder.root):
         with Progress("recipe.train: data and model"):
-            prepare(config, prompts)
+            prepare(setup)
         if launch.finished(config):
             print(f"recipe.train: all steps of {folder.root} are done already")
             print(ending.next_commands(config))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from prompt_aug.base.tokenizers import model_json
 from recipe.config.compose import one_line
@@ -100,16 +100,15 @@ def planned(s: Setup) -> tuple[str, str]:
     return first, unsuited(s) if first == "sdpa" else IF_EQUAL
 
 
-def settle(config: DictConfig) -> list[str]:
+def settle(s: Setup) -> list[str]:
     """Replace null by the first attention that agrees with eager; return a message."""
-    s = Setup(config)
     if not (keys := [key for key in KEYS if s.get(key) is None]):
         return []
     name, why = planned(s)
     if why == IF_EQUAL:
         name, why = agreeing(s)
     for key in keys:
-        OmegaConf.update(config, key, name, force_add=True)
+        OmegaConf.update(s.config, key, name, force_add=True)
     refuse([available], s)
     return [f"attention {name}: {why}"]
 

@@ -13,7 +13,7 @@ from prompt_aug.typed import shown
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
-from recipe.machine.memory import LAYERS, adapted
+from recipe.machine.shapes import LAYERS
 from recipe.start.attention import ATTENTION, available, planned
 from recipe.start.rules import Check, Rule, Setup
 
@@ -246,6 +246,14 @@ SIZES: list[Check] = [
 # ------------------------------------------------------------------------- LoRA
 
 TARGETS, EXCLUDED = f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"
+
+
+def adapted(s: Setup) -> list[str]:
+    """Return the layers with a LoRA adapter."""
+    targets, excluded = s.get(TARGETS), s.get(EXCLUDED)
+    return [
+        x for x in (LAYERS if targets == "all-linear" else targets) if x not in (excluded or ())
+    ]
 
 
 def layers(s: Setup) -> Iterator[str]:

@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from prompt_aug.base.files import LOCK, FileError, digests, read_json
 from prompt_aug.prompts import Prompts
@@ -16,6 +16,7 @@ from recipe.config.settings import free_keys
 from recipe.config.verl import MODEL, REF, A, R, off_switch
 from recipe.errors import ConfigError
 from recipe.machine import host
+from recipe.machine.memory import shards
 from recipe.run import checkpoints
 from recipe.run.folder import RunFolder, read_config
 from recipe.start.algorithm import PER_MICRO_BATCH
@@ -163,7 +164,7 @@ def other_mesh(checkpoint: Path, before: Any, s: Setup) -> Iterator[str]:
         if checkpoints.saved_ranks(path) != s.gpus:
             continue
         saved = read_json(path / checkpoints.RANKS).get("fsdp_size", OmegaConf.select(before, key))
-        if saved is not None and s.shards(saved) != s.shards(s.get(key)):
+        if saved is not None and shards(saved, s.gpus) != shards(s.get(key), s.gpus):
             yield key
 
 
@@ -243,40 +244,38 @@ def unlike(before: Any, now: Any) -> list[str]:
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
 
 
-def repair_checkpoints(config: DictConfig) -> list[str]:
+def repair_checkpoints(s: Setup) -> list[str]:
     """Point verl's tracker to a complete checkpoint, with its line; return messages for the user.
 
     ConfigError if no checkpoint is complete. Not a check, because it writes files.
     """
-    trainer = config.trainer
-    folder = Path(trainer.default_local_dir)
-    if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
-        checkpoints.adopt(Path(trainer.resume_from_path), folder)
-    repaired = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
-    restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
-    return [*repaired, *restored, *divide_checkpoint(config)]
+    folder = Path(s.trainer.default_local_dir)
+    if s.trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
+        checkpoints.adopt(Path(s.trainer.resume_from_path), folder)
+    repaired = checkpoints.repair(folder, s.actor.checkpoint.save_contents)
+    restored = checkpoints.restore_line(s.folder.root, folder)
+    return [*repaired, *restored, *divide_checkpoint(s, folder)]
 
 
-def divide_checkpoint(config: DictConfig) -> list[str]:
-    """Divide the checkpoint to resume from over the ranks of `config`; return a message."""
-    folder, trainer = Path(config.trainer.default_local_dir), config.trainer
-    ranks, step = trainer.nnodes * trainer.n_gpus_per_node, checkpoints.tracked_step(folder)
+def divide_checkpoint(s: Setup, folder: Path) -> list[str]:
+    """Divide the checkpoint to resume from over the ranks of the run; return a message."""
+    ranks, step = s.gpus, checkpoints.tracked_step(folder)
     if not step:
         return []
     checkpoint = checkpoints.step_folder(folder, step)
     saved = checkpoints.saved_ranks(checkpoint / "actor")
     if saved in (None, ranks):
         return []
-    from recipe.export import shards  # torch, which few starts need this early
+    from recipe.export.shards import reshard  # torch, which few starts need this early
 
     # The actor last: its number of ranks is the checkpoint's.
     for role, section in (("critic", "critic.fsdp"), ("actor", f"{A}.fsdp_config")):
-        path, size = checkpoint / role, OmegaConf.select(config, f"{section}.fsdp_size")
+        path, size = checkpoint / role, s.get(f"{section}.fsdp_size")
         if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue
         try:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                pool.submit(shards.reshard, path, ranks, trainer.device, size).result()
+                pool.submit(reshard, path, ranks, s.trainer.device, size).result()
         except Exception as error:
             raise ConfigError(
                 f"trainer.nnodes x trainer.n_gpus_per_node={ranks}: the checkpoint of step {step} "

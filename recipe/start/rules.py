@@ -27,7 +27,10 @@ ADVANTAGE = "recipe.advantage.name"
 
 
 class Setup:
-    """A composed configuration with its sections and derived sizes, as the rules read them."""
+    """A composed configuration with its sections and derived sizes; a command makes one.
+
+    Sizes are computed when they are read: types may be unchecked, and values may change.
+    """
 
     def __init__(self, config: DictConfig, *, here: bool = True, gpu: str | None = None) -> None:
         self.config = config
@@ -39,21 +42,55 @@ class Setup:
         self.actor, self.ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
         self.rollout, self.model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
         self.mode = config.trainer.v1.trainer_mode
-        self.gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        engines = self.rollout if self.mode == SEPARATE else self.trainer
-        self.engine_node, self.engine_gpus = engines.n_gpus_per_node, own_gpus(config) or self.gpus
-        self.folder = RunFolder(Path(config.recipe.run_dir))
         self.reward, self.curriculum = config.recipe.reward, config.recipe.curriculum
         self.advantage, self.weights = config.recipe.advantage.name, config.recipe.weights.name
         self.rephrasings = config.recipe.rephrasings.count
         self.critic = bool(config.critic.enable)
         self.value_model = bool(self.curriculum.value_model)
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
-        self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
-        self.longest = config.data.max_prompt_length + config.data.max_response_length
-        self.needed = (  # tokens of a sequence in the engine
-            config.data.max_prompt_length + 1 if self.recipe.rollout.joint_limit else self.longest
-        )
+
+    def in_folder(self, root: str) -> "Setup":
+        """Return a copy for another run folder, whose changes do not reach this one."""
+        config = self.config.copy()
+        config.recipe.run_dir = root
+        return Setup(config, here=self.here, gpu=self.gpu)
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder(Path(self.recipe.run_dir))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs, or devices, of the actor."""
+        return int(self.trainer.nnodes * self.trainer.n_gpus_per_node)
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of all engines."""
+        return own_gpus(self.config) or self.gpus
+
+    @property
+    def engine_node(self) -> int:
+        """GPUs of a node with engines."""
+        engines = self.rollout if self.mode == SEPARATE else self.trainer
+        return int(engines.n_gpus_per_node)
+
+    @property
+    def mini_rows(self) -> int:
+        """Responses of a mini-batch."""
+        return int(self.mini * self.rollout.n)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the longest response."""
+        return int(self.data.max_prompt_length + self.data.max_response_length)
+
+    @property
+    def needed(self) -> int:
+        """Tokens of a sequence in the engine."""
+        joint = self.recipe.rollout.joint_limit
+        return int(self.data.max_prompt_length + 1) if joint else self.longest
 
     def get(self, key: str) -> Any:
         """Return the value of a key, None if it is not set."""
@@ -69,7 +106,7 @@ class Setup:
         """Return a message about keys, separated by spaces, with their values."""
         return f"{' with '.join(map(self.named, keys.split()))}: {text}"
 
-    @property
+    @functools.cached_property
     def prompts(self) -> Prompts:
         """The renderer of questions, once the templates are checked."""
         return Prompts.from_config(self.config)
@@ -138,10 +175,6 @@ class Setup:
             for section in ("", "fsdp_config.")
         )
         return old if int(self.get(old) or 1) > 1 else new
-
-    def shards(self, fsdp_size: int) -> int:
-        """Return the GPUs over which FSDP divides the states; others hold copies."""
-        return fsdp_size if 0 < fsdp_size < self.gpus else int(self.gpus)
 
 
 Check = Callable[[Setup], Iterable[str]]
