@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from prompt_aug.base.commands import make_parser, outlive_readers, run
+from prompt_aug.base.commands import make_parser, outlive_readers, run_command
 from recipe.machine import host
 
 INSTALL = {
@@ -121,11 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"recipe.doctor: {verdict if failed else 'a run could start'}", flush=True)
     if failed or parsed.train is None:
         return int(bool(failed))
-    from recipe.trial import trial  # imports more than the standard library
+    from recipe.trial import try_training  # imports more than the standard library
 
-    return run(
+    return run_command(
         "recipe.doctor",
-        lambda: trial(parsed.runs, parsed.train),
+        lambda: try_training(parsed.runs, parsed.train),
         interrupted="the trial's folder stays",
         progress=False,
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from prompt_aug.base.commands import at_least, make_parser, run
+from prompt_aug.base.commands import at_least, make_parser, run_command
 from prompt_aug.base.progress import Progress
 
 PREPARE = ("text_column", "answer_column", "validation")  # options of prompt_aug.prepare
@@ -94,7 +94,7 @@ def carry_out(config: DictConfig) -> tuple[int, str]:
     from recipe.trainer import launch
 
     try:
-        launch.run(config)
+        launch.train(config)
     except KeyboardInterrupt:
         return STOPPED, f"stopped; {ending.how_to_go_on(config)}"
     except stop.StoppedError as error:
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     if (given.gpus is not None or given.gpu) and not given.dry_run:
         parser.error("--gpus and --gpu: only with --dry-run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
-    return run(
+    return run_command(
         "recipe.train",
         lambda: do(given),
         interrupted="stopped before the first step",

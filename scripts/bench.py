@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.files import iter_lines, read_json
 from prompt_aug.base.progress import track
 from prompt_aug.extraction import EXTRACTIONS, extraction
@@ -489,7 +489,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     benchmark, example = BENCHMARKS[name]
     called = f"python scripts/bench.py {name}"
     parser = make_parser(called, inspect.getdoc(benchmark), example=f"{called} {example}")
-    return run(f"bench {name}", lambda: benchmark(parser, rest), interrupted="nothing is kept")
+    return run_command(
+        f"bench {name}", lambda: benchmark(parser, rest), interrupted="nothing is kept"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json
 from recipe.machine.host import ROOT, gpus_here
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs="*", help="folders of models or runs, numbers")
     given = parser.parse_args(arguments)
     measure = functions[given.name]
-    return run("gpu", lambda: measure(*given.arguments), interrupted="nothing is kept")
+    return run_command("gpu", lambda: measure(*given.arguments), interrupted="nothing is kept")
 
 
 if __name__ == "__main__":

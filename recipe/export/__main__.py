@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import add_steps, existing, make_parser, run
+from prompt_aug.base.commands import add_steps, existing, make_parser, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, InUseError, digests, lock, read_json, sync, write_json
 from prompt_aug.base.progress import Progress
@@ -285,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--accept", nargs="+", default=[], choices=model_files.FILES,
         help="files of the checkpoints that may load unlike the start model's")  # fmt: skip
     given = parser.parse_args(arguments)
-    return run("recipe.export", lambda: export(given), interrupted=KEPT)
+    return run_command("recipe.export", lambda: export(given), interrupted=KEPT)
 
 
 if __name__ == "__main__":

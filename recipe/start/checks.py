@@ -1,6 +1,6 @@
 """All checks of a run: ``python -m recipe.start --rules`` prints them.
 
-`check_run` runs them before Ray starts: types (`recipe.config.verl`), the rules about settings, then
+`check_run` runs them before Ray starts: types (`recipe.config.verl`), rules about settings, then
 files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.
 """
 

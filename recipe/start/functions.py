@@ -26,7 +26,7 @@ COMPUTED: list[tuple[str, str, bool]] = [
 ]
 
 
-def trial(s: Setup) -> Iterator[str]:
+def runs_on_a_batch(s: Setup) -> Iterator[str]:
     """Advantages and token weights, with their arguments, run on a small batch."""
     recipe: Any = OmegaConf.to_container(s.recipe, resolve=True)
     rows = int(s.rollout.n)
@@ -74,7 +74,7 @@ def own_functions(s: Setup) -> dict[str, str]:
     return digests
 
 
-FUNCTIONS: list[Check] = [trial]
+FUNCTIONS: list[Check] = [runs_on_a_batch]
 
 
 def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:

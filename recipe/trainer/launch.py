@@ -41,7 +41,7 @@ def set_environment(config: DictConfig) -> None:
     os.environ[environment.RUN_ID] = secrets.token_hex(6)
 
 
-def run(config: DictConfig) -> None:
+def train(config: DictConfig) -> None:
     """Start Ray, the task runner and the training; at the end stop every process of the run."""
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # those that a killed run may have left

@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> None:
     config.trainer.v1.trainer_mode = "shared_run"
     config.critic.enable = True  # its worker is started with the others
     environment.COMMON[SHARED] = os.environ[SHARED]  # the variables that Ray's actors inherit
-    launch.run(config)
+    launch.train(config)
 
 
 if __name__ == "__main__":

@@ -83,10 +83,10 @@ def test_weights_that_did_not_arrive_fail(
     keys = (trial.CORRELATION, trial.KL)
     append_metrics(tmp_path, 1, dict(zip(keys, figures, strict=True)))
     with contextlib.nullcontext() if good else pytest.raises(UserError, match="actor's weights"):
-        assert tuple(trial.check(tmp_path).values()) == figures
+        assert tuple(trial.figures_of(tmp_path).values()) == figures
     append_metrics(tmp_path, 2, {trial.KL: 0.0})  # a figure that is missing
     with pytest.raises(UserError, match="=nan"):
-        trial.check(tmp_path)
+        trial.figures_of(tmp_path)
 
 
 def test_advantages_alternate() -> None:

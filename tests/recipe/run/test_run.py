@@ -195,7 +195,7 @@ def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.Monke
     def run(_: Any) -> None:
         raise remote.as_instanceof_cause() from remote
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(launch, "train", run)
     code, text = train.carry_out(config)
     assert code == 75
     assert text.startswith("ended early: a signal asked; no step was done: the same command")

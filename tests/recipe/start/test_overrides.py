@@ -7,7 +7,7 @@ import pytest
 import torch
 from page_commands import write_files
 
-from eval.ask.benchmarks import load, parse_request
+from eval.ask.benchmarks import load_benchmark, parse_request
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.config import show
 from recipe.config.compose import compose_config
@@ -92,7 +92,7 @@ def test_an_example_with_its_own_method_templates_and_benchmark(mine: Path) -> N
     config = compose_config(str(mine), [])
     assert validate(config).bank.names == ("shout",)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"  # of grpo
-    benchmark = load(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
+    benchmark = load_benchmark(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
     assert [question.answers for question in benchmark.questions] == [("2",), ("5",)]
     assert benchmark.samples == 4
 
