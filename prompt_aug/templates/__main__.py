@@ -33,14 +33,9 @@ def _show(template: Template, tokenizer: Any) -> str:
         checks = rule.model_dump(exclude_defaults=True, exclude={"weight"})
         listed = ", ".join(f"{key} {shown(value)}" for key, value in checks.items())
         rules.append(f"  {rule.weight:g}: {listed}")
-    return "\n".join(
-        [
-            f"=== {template.name} ({template.category}; {size}; {template.source or 'no source'})",
-            prompt + "|",
-            "--- format:",
-            *(rules or ["  constant 1"]),
-        ]
-    )
+    rules = rules or ["  constant 1"]
+    head = f"=== {template.name} ({template.category}; {size}; {template.source or 'no source'})"
+    return "\n".join([head, f"{prompt}|", "--- format:", *rules])
 
 
 def build_parser() -> argparse.ArgumentParser:

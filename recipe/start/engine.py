@@ -81,7 +81,11 @@ def separate_engines(s: Setup) -> Iterator[str]:
 
 
 FIXED: list[Check] = [
-    *(fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines, available),
+    fixed_keys,
+    own_folder_of_checkpoints,
+    trainer_mode,
+    separate_engines,
+    available,
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
@@ -227,7 +231,10 @@ def micro_batches(s: Setup) -> Iterator[str]:
 
 
 SIZES: list[Check] = [
-    *(engine_gpus, actor_rows, sequence_parallelism, micro_batches),
+    engine_gpus,
+    actor_rows,
+    sequence_parallelism,
+    micro_batches,
     Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,

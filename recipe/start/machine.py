@@ -250,7 +250,14 @@ def lacks_wandb_key(s: Setup) -> bool:
 
 
 MACHINE: list[Check] = [
-    *(environment, room, cache, ray, gpus, gpu_memory, cpu_memory, cpu_engine),
+    environment,
+    room,
+    cache,
+    ray,
+    gpus,
+    gpu_memory,
+    cpu_memory,
+    cpu_engine,
     Rule(
         "trainer.logger",
         # verl imports them last

@@ -1,7 +1,7 @@
 """Rules about a run folder that holds a run: it resumes only as the same experiment."""
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,47 +27,54 @@ from recipe.start.rules import Check, Setup
 
 STEPS = "trainer.total_training_steps"
 MESH = {"actor": f"{A}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}
+
+
+def keys_of(table: Mapping[str, str]) -> list[str]:
+    """Return the keys of a table from sections to the names in them."""
+    return [f"{section}.{name}" for section, names in table.items() for name in names.split()]
+
+
 # Sections and keys that determine a run's results. A resumed run may not change them, except the
 # settings marked as free (`recipe.config.settings`) and the parts of verl's keys below.
-FIXED = (
-    *("recipe", "algorithm", "data", "reward", "skip", "critic", A, MODEL, REF),
-    *("trainer.critic_warmup", "trainer.device", "trainer.v1"),
-    *(f"{R}.engine_kwargs", f"{R}.val_kwargs"),
-    *(f"{R}.{name}" for name in ("n", "temperature", "top_k", "top_p", "seed", "dtype")),
-    *(f"{R}.{name}" for name in ("max_model_len", "ignore_eos", "logprobs_mode", "quantization")),
-    *(f"{R}.{name}" for name in ("quantization_config_file", "qat", "calculate_log_probs")),
-    *(f"{R}.agent.{name}" for name in ("default_agent_loop", "agent_loop_config_path")),
-    f"{R}.agent.agent_loop_manager_class",
+FIXED = ["recipe", "algorithm", "data", "reward", "skip", "critic", A, MODEL, REF]
+FIXED += keys_of(
+    {
+        "trainer": "critic_warmup device v1",
+        R: "engine_kwargs val_kwargs n temperature top_k top_p seed dtype max_model_len ignore_eos "
+        "logprobs_mode quantization quantization_config_file qat calculate_log_probs",
+        f"{R}.agent": "default_agent_loop agent_loop_config_path agent_loop_manager_class",
+    }
 )
-MICRO_BATCHES = {  # which enter only the losses of `PER_MICRO_BATCH`
-    *("ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-    *("ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz"),
-    "ppo_infer_max_token_len_per_gpu",
-}
-FREE = {  # names of keys and sections that change results by rounding only
+MICRO_BATCHES = set(  # which enter only the losses of `PER_MICRO_BATCH`
+    "ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu use_dynamic_bsz "
+    "ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu log_prob_use_dynamic_bsz "
+    "ppo_infer_max_token_len_per_gpu".split()
+)
+FREE = set(  # names of keys and sections that change results by rounding only
     # memory and time of a pass
-    *("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload"),
-    *("enable_gradient_checkpointing", "entropy_checkpointing", "entropy_from_logits_chunk_size"),
-    *("entropy_from_logits_with_chunking", "use_torch_compile", "use_remove_padding"),
-    *("use_fused_kernels", "fused_kernel_options", "use_liger", "pad_to_length"),
-    *("pad_to_length_bucket", "profiler"),
+    "param_offload optimizer_offload offload_policy enable_activation_offload "
+    "enable_gradient_checkpointing entropy_checkpointing entropy_from_logits_chunk_size "
+    "entropy_from_logits_with_chunking use_torch_compile use_remove_padding use_fused_kernels "
+    "fused_kernel_options use_liger pad_to_length pad_to_length_bucket profiler "
     # ranks and how a model is divided over them
-    *("fsdp_size", "forward_prefetch", "reshard_after_forward", "wrap_policy"),
-    "ulysses_sequence_parallel_size",
+    "fsdp_size forward_prefetch reshard_after_forward wrap_policy ulysses_sequence_parallel_size "
     # reading, grading, validation
-    *("use_shm", "num_workers", "filter_overlong_prompts_workers", "val_batch_size"),
-}
+    "use_shm num_workers filter_overlong_prompts_workers val_batch_size".split()
+)
 # Values of a run whose config.yaml is older than the key.
 BEFORE = {"recipe.weights.gaussian_covariance.gradient": "detached"}
 # Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
-SAVED = (
-    *(f"{MODEL}.{name}" for name in ("path", "lora_rank", "target_modules", "exclude_modules")),
-    *(f"{A}.strategy", f"{A}.optim.optimizer", f"{A}.optim.optimizer_impl"),
-    *("critic.enable", "critic.model.path", "critic.strategy", "recipe.curriculum.value_model"),
-    *("recipe.one_question", "recipe.source_weights", "algorithm.filter_groups.enable"),
-    "trainer.v1.trainer_mode",
-    *(f"data.{name}" for name in ("train_files", "train_max_samples", "train_batch_size")),
-    *(f"data.{name}" for name in ("gen_batch_size", "seed", "shuffle", "dataloader_num_workers")),
+SAVED = keys_of(
+    {
+        MODEL: "path lora_rank target_modules exclude_modules",
+        A: "strategy optim.optimizer optim.optimizer_impl",
+        "critic": "enable model.path strategy",
+        "recipe": "curriculum.value_model one_question source_weights",
+        "algorithm": "filter_groups.enable",
+        "trainer": "v1.trainer_mode",
+        "data": "train_files train_max_samples train_batch_size gen_batch_size seed shuffle "
+        "dataloader_num_workers",
+    }
 )
 
 
