@@ -12,9 +12,9 @@ from huggingface_hub import constants
 
 from prompt_aug.base.places import unwritable
 from recipe.config.verl import A, R, own_gpus
-from recipe.machine import host, sizes
+from recipe.machine import host, memory, sizes
 from recipe.machine.environment import gpu_count
-from recipe.machine.memory import Estimate, Numbers, gpu_of, total_memory
+from recipe.machine.memory import Estimate, Numbers, gpu_of
 from recipe.machine.model_files import unsupported_head
 from recipe.machine.shapes import known_shape
 from recipe.run.checkpoints import tracked_step
@@ -160,17 +160,17 @@ def environment(s: Setup) -> Iterator[str]:
 
 def misfits(s: Setup, e: Estimate) -> Iterator[tuple[float, str]]:
     """Yield a share of a GPU's memory above 1, with a message, for each part that does not fit."""
-    room, memory = e.gpu.memory, e.actor_memory()
+    room, actor = e.gpu.memory, e.actor_memory()
     share = f"{R}.gpu_memory_utilization"
     both = e.engine_room() + (0 if own_gpus(s.config) else e.beside_engine())
     offload = " and ".join(f"{A}.fsdp_config.{x}_offload=true" for x in ("param", "optimizer"))
     tokens = "max_token_len" if s.actor.use_dynamic_bsz else "micro_batch_size"
     key, remedy = f"{A}.ppo_{tokens}_per_gpu", "Lower it, or take more GPUs."
-    if memory["states"] > room:
+    if actor["states"] > room:
         key, remedy = "recipe.model_path", "Take more GPUs, or train LoRA (examples/lora)."
     cache = "the engine's weights and the cache of one longest sequence"
     parts = [
-        (sum(memory.values()), room, key, f"the actor. {remedy}"),
+        (sum(actor.values()), room, key, f"the actor. {remedy}"),
         (both, room, share, f"engine and trained states. Lower it, or set {offload}."),
         (
             e.engine_memory(),
@@ -203,7 +203,7 @@ def cpu_memory(s: Setup) -> Iterator[str]:
     shape = known_shape(s.recipe.model_path)
     if s.trainer.device != "cpu" or shape is None:
         return
-    needed, total = sizes.needed(s.config, shape), total_memory()
+    needed, total = sizes.needed(s.config, shape), memory.total_memory()
     if needed <= 0.95 * total:
         return
     tokens = sizes.on_cpu(s.config, shape).fitting_tokens()

@@ -12,6 +12,7 @@ from recipe import doctor, trial
 from recipe.config.compose import compose_config
 from recipe.run.folder import append_metrics
 from recipe.start.checks import validate
+from recipe.start.rules import Setup
 
 INSTALL = doctor.INSTALL["cpu"]
 
@@ -103,12 +104,12 @@ def test_the_example_is_chosen_and_its_settings_pass_the_checks(
     command = trial.stages(tmp_path / "run", [])["train"]
     assert command[:2] == ["recipe.train", "toy"]
     config = compose_config("toy", command[2:])
-    validate(config)
+    validate(Setup(config))
     assert config.trainer.total_training_steps == config.trainer.save_freq == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     for nodes in (1, 2):  # all GPUs of each
         config = compose_config("toy", [*command[2:], f"trainer.nnodes={nodes}"])
-        validate(config)
+        validate(Setup(config))
         assert (config.trainer.device, config.trainer.n_gpus_per_node) == ("cuda", 8)
     (tmp_path / trial.SMOLLM2).mkdir(parents=True)
     _, example, *settings = trial.stages(tmp_path, ["a=1"])["train"]

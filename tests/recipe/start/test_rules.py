@@ -18,11 +18,11 @@ from verl.trainer.ppo import core_algos
 from recipe.config import verl_types
 from recipe.config.verl import NO_GRADIENT_KL
 from recipe.machine import host
-from recipe.machine.memory import LAYERS, adapted
+from recipe.machine.shapes import LAYERS
 from recipe.run.folder import RunFolder
 from recipe.start import attention, checks, names
 from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
-from recipe.start.engine import ENGINE
+from recipe.start.engine import ENGINE, adapted
 from recipe.start.names import NAMES
 from recipe.start.resume import same_run
 from recipe.start.rules import Check, Setup, messages
@@ -435,15 +435,15 @@ def test_the_first_start_chooses_and_a_resumed_run_keeps_it(
     monkeypatch.setattr(host, "compute_capability", lambda: 9.0)
     monkeypatch.setattr(attention, "tried", tried)
     resumed, other = copy.deepcopy(gpu), copy.deepcopy(gpu)
-    (message,) = attention.settle(gpu)
-    assert f"attention {chosen}: " in message and attention.settle(gpu) == []
+    (message,) = attention.settle(Setup(gpu))
+    assert f"attention {chosen}: " in message and attention.settle(Setup(gpu)) == []
     assert message.count("failed") == {"": 0, "flash": 2}.get(broken, 3)
     assert [Setup(gpu).get(key) for key in attention.KEYS] == [chosen, chosen]
     folder = RunFolder(Path(gpu.recipe.run_dir))
     OmegaConf.save(gpu, folder.config)
     folder.metrics.touch()
     monkeypatch.setattr(attention, "tried", lambda *_: pytest.fail("tried again"))
-    assert list(same_run(Setup(resumed))) == [] and attention.settle(resumed)
+    assert list(same_run(Setup(resumed))) == [] and attention.settle(Setup(resumed))
     assert [Setup(resumed).get(key) for key in attention.KEYS] == [chosen, chosen]
     OmegaConf.update(other, attention.ATTENTION, "flex_attention")
     assert attention.ATTENTION in "".join(same_run(Setup(other)))
