@@ -37,8 +37,8 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from prompt_aug.base.files import lock, write_text
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.run import ending, start_model
-    from recipe.run.folder import record_environment
+    from recipe.run import ending
+    from recipe.run.folder import record_environment, record_model
     from recipe.trainer import launch
 
     elsewhere = bool(given.gpus or given.gpu)
@@ -77,7 +77,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(
                 f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
             )
-        start_model.record(folder.root)
+        record_model(folder.root)
         if settings:
             write_text(folder.script, settings)
         code, message = carry_out(config)
@@ -124,6 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--keys", action="store_true", help="the settings of this project, a line each"
     )
+    only.add_argument("--rules", action="store_true", help="the checks of a run, a line each")
     only.add_argument("--cfg", action="store_true", help="every key and its value, a line each")
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
@@ -136,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error("--script: set recipe.model_path and data.train_files, data.val_files")
         given.overrides[:0] = filter(None, [given.example])
         given.example = str(given.script)
-    if given.example is None and not given.list and not given.keys:
+    if given.example is None and not (given.list or given.keys or given.rules):
         parser.error("name an example: --list shows them")
     if (given.gpus is not None or given.gpu) and not given.dry_run:
         parser.error("--gpus and --gpu: only with --dry-run")
@@ -183,6 +184,11 @@ def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = N
         print(show.examples_and_methods())
     elif given.keys:
         print(settings.page())
+    elif given.rules:
+        from recipe.start.checks import EVERY
+        from recipe.start.rules import page
+
+        print(page(EVERY))
     elif given.cfg:
         show.notes(given.example, given.overrides)
         print(show.every_key(given.example, given.overrides))

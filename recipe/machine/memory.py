@@ -128,12 +128,6 @@ class Numbers:
         return max(1, self.gpus // self.sequence_ranks)
 
     @property
-    def divides(self) -> bool:
-        """The mini-batches divide over the ranks, and the engines over their GPUs."""
-        rows = self.mini_rows % self.ranks or self.critic_rows % self.ranks
-        return not (rows or self.engine_gpus % self.tensor)
-
-    @property
     def micro_tokens(self) -> int:
         """Tokens of a micro-batch, of a dynamic one no more than a rank has."""
         most = self.mini_rows // self.ranks * (self.longest_prompt + self.longest_response)
@@ -303,28 +297,27 @@ class OnCpu:
     entry: int  # bytes of a matrix entry in the engine and in the actor's passes
     sequences: int  # that the engine decodes at once, at most
     longest: int  # tokens of the longest prompt with the longest response
+    tokens: int  # of a micro-batch
 
     def cache(self) -> float:
         """Return the bytes of the engine's KV cache: all sequences at once, if they are short."""
-        sequences = min(self.sequences, 128) * self.longest
-        needed = sequences * self.shape.kv_bytes * self.entry / 2
+        tokens = min(self.sequences, 128) * self.longest
+        needed = tokens * self.shape.kv_bytes * self.entry / 2
         return max(CACHE, min(needed, total_memory() / 8))
 
-    def token(self) -> float:
-        """Return the bytes of one token of a micro-batch: its activations and logits."""
-        shape = self.shape
-        activations = shape.layers * self.entry * (10 * shape.hidden + 4 * shape.intermediate)
-        return activations + shape.vocab * (2 * self.entry + 4)
+    def parts(self) -> tuple[float, float]:
+        """Return the bytes that do not depend on the micro-batch, and those of one token of it."""
+        shape, b = self.shape, self.entry
+        fixed = BASE + (16 + b) * shape.parameters + self.cache() + 2e6 * bucket(shape)
+        activations = shape.layers * b * (10 * shape.hidden + 4 * shape.intermediate)
+        return fixed, activations + shape.vocab * (2 * b + 4)
 
-    def fixed(self) -> float:
-        """Return the bytes that do not depend on the micro-batch."""
-        engine = self.entry * self.shape.parameters + self.cache()
-        return BASE + 16 * self.shape.parameters + engine + 2e6 * bucket(self.shape)
-
-    def needed(self, tokens: int) -> float:
-        """Return the bytes at the peak, with micro-batches of `tokens`."""
-        return self.fixed() + tokens * self.token()
+    def needed(self) -> float:
+        """Return the bytes at the peak."""
+        fixed, token = self.parts()
+        return fixed + self.tokens * token
 
     def fitting_tokens(self) -> int:
         """Return the tokens of a micro-batch for which there is memory; may be negative."""
-        return int((0.95 * total_memory() - self.fixed()) / self.token())
+        fixed, token = self.parts()
+        return int((0.95 * total_memory() - fixed) / token)

@@ -1,7 +1,7 @@
 """Checks of a model's files that need neither torch nor vLLM.
 
 Export and sweep compare what loads of a checkpoint with what loaded of the run's start model
-(recipe/run/start_model.py), because a lost or changed file may load without an error.
+(`recipe.run.folder`), because a lost or changed file may load without an error.
 """
 
 import json

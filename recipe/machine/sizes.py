@@ -31,23 +31,16 @@ def longest(config: DictConfig) -> int:
 
 
 def on_cpu(config: DictConfig, shape: Shape) -> OnCpu:
-    """Return the memory of a run on a CPU, before or after its null keys are set."""
-    rollout = config.actor_rollout_ref.rollout
+    """Return the memory of a run on a CPU, also before its null keys are set."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    rows = actor.ppo_micro_batch_size_per_gpu or 0
     return OnCpu(
         shape=shape,
         entry=4 if rollout.dtype in ("float32", "fp32") else 2,
         sequences=rollout.max_num_seqs,
         longest=longest(config),
+        tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else rows * longest(config),
     )
-
-
-def needed(config: DictConfig, shape: Shape) -> float:
-    """Return the bytes that a run on a CPU needs at its peak."""
-    actor = config.actor_rollout_ref.actor
-    tokens = int(actor.ppo_max_token_len_per_gpu)
-    if not actor.use_dynamic_bsz:
-        tokens = int(actor.ppo_micro_batch_size_per_gpu) * longest(config)
-    return on_cpu(config, shape).needed(tokens)
 
 
 def environment(config: DictConfig) -> dict[str, str]:

@@ -4,7 +4,6 @@ With ``attn_implementation: null`` (config/machine/gpu.yaml) the first start cho
 choice to the run's config.yaml. A resumed run keeps it.
 """
 
-import importlib.metadata
 import multiprocessing
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from prompt_aug.base.tokenizers import model_json
 from recipe.config.compose import one_line
 from recipe.config.verl import MODEL
 from recipe.machine import host
+from recipe.machine.host import installed
 from recipe.run.folder import read_config
 from recipe.start.rules import Setup, refuse
 
@@ -30,11 +30,6 @@ DTYPES |= {"fp16": torch.float16, "float16": torch.float16}
 IF_EQUAL = "if it agrees with eager attention on the GPU at the start, else sdpa"
 LENGTHS = (7, 1, 40)  # tokens of the rows that are tried
 TRIAL_SECONDS = 300
-
-
-def installed(package: str) -> bool:
-    """Return whether a distribution is installed; flash-attn and flash-attn-4 share a module."""
-    return any(importlib.metadata.distributions(name=package))
 
 
 def recorded(s: Setup) -> str | None:

@@ -1,4 +1,4 @@
-"""All checks of a run: ``python -m recipe.start --rules`` prints them.
+"""All checks of a run: ``python -m recipe.train --rules`` prints them.
 
 `check_run` runs them before Ray starts: types (`recipe.config.verl`), rules about settings, then
 files, resume and machine. `recipe.train`, its ``--dry-run`` and the doctor run these lists.
@@ -15,9 +15,8 @@ from recipe.start.algorithm import ALGORITHM
 from recipe.start.attention import settle
 from recipe.start.data import FILES, PROMPTS, load_tokenizer
 from recipe.start.engine import ENGINE, LORA
-from recipe.start.functions import FUNCTIONS, own_functions
+from recipe.start.functions import FUNCTIONS, NAMES, own_functions
 from recipe.start.machine import MACHINE
-from recipe.start.names import NAMES
 from recipe.start.questions import prepare_data
 from recipe.start.resume import RESUME, STEPS, repair_checkpoints
 from recipe.start.rules import Check, Setup, refuse
@@ -33,6 +32,7 @@ SETTINGS: dict[str, list[Check]] = {
 }
 # Checks of the run folder, the data and the machine.
 PLACE: dict[str, list[Check]] = {"Files": FILES, "Resume": RESUME, "Machine": MACHINE}
+EVERY = SETTINGS | PLACE
 
 
 def validate(s: Setup) -> None:

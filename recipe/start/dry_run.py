@@ -106,7 +106,8 @@ def asynchronous_lines(s: Setup, e: Estimate) -> Iterator[str]:
     window = own.num_warmup_batches
     seconds = partial(Estimate.asynchronous_seconds, window=window)
     divided = [e.with_own_gpus(gpus) for gpus in range(n.tensor, n.gpus, n.tensor)]
-    divided = [x for x in divided if x.numbers.divides]
+    mini_batches = (n.mini_rows, n.critic_rows)
+    divided = [x for x in divided if not any(y % x.numbers.ranks for y in mini_batches)]
     split = min(divided, key=lambda x: seconds(x, speed=SLOW, separate=True), default=None)
     for name, plan, separate in (("asynchronous", e, False), ("separate", split, True)):
         if plan is None:  # one GPU
@@ -145,14 +146,15 @@ def describe(s: Setup) -> str:
     Reads the questions as the run would; writes nothing but a temporary folder.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        planned_run = s.in_folder(scratch)
+        trial = Setup(s.config.copy())  # prepare_data writes into its folder and changes it
+        trial.recipe.run_dir = scratch
         tokenizer, prompts = load_tokenizer(s), s.prompts
-        report = prepare_data(planned_run, tokenizer)
-        question = read_parquet(planned_run.data.train_files[0], prompts.form.reading)[0]
+        report = prepare_data(trial, tokenizer)
+        question = read_parquet(trial.data.train_files[0], prompts.form.reading)[0]
         name = s.templates[0]
         render = partial(prompts.render, name, tokenizer=tokenizer, earlier=question.earlier)
         prompt = render(question.text)
-    steps = int(planned_run.trainer.total_training_steps)
+    steps = int(trial.trainer.total_training_steps)
     saved = saved_checkpoints.tracked_step(Path(s.trainer.default_local_dir)) or 0
     groups, size = int(s.batch), int(s.rollout.n)
     updates = groups // int(s.mini) * int(s.actor.ppo_epochs)
@@ -268,7 +270,7 @@ def memory(s: Setup) -> str:
     """Return the peak of a run on this CPU machine, by the formula of `recipe.machine.memory`."""
     if (shape := known_shape(s.recipe.model_path)) is None:
         return "unknown before the model is made"
-    needed, total = sizes.needed(s.config, shape) / 1e9, total_memory() / 1e9
+    needed, total = sizes.on_cpu(s.config, shape).needed() / 1e9, total_memory() / 1e9
     tokens = f", micro-batches of {s.actor.ppo_max_token_len_per_gpu:,} tokens"
     text = f"about {needed:.1f} of {total:.1f} GB, {s.rollout.dtype}"
     return text + (tokens if s.actor.use_dynamic_bsz else "")

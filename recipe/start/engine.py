@@ -80,11 +80,8 @@ def separate_engines(s: Setup) -> Iterator[str]:
         )
 
 
-FIXED: list[Check] = [
-    fixed_keys,
-    own_folder_of_checkpoints,
-    trainer_mode,
-    separate_engines,
+FIXED: list[Check] = [fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines]
+FIXED += [
     available,
     Rule(
         "trainer.resume_mode",
@@ -230,11 +227,8 @@ def micro_batches(s: Setup) -> Iterator[str]:
             )
 
 
-SIZES: list[Check] = [
-    engine_gpus,
-    actor_rows,
-    sequence_parallelism,
-    micro_batches,
+SIZES: list[Check] = [engine_gpus, actor_rows, sequence_parallelism, micro_batches]
+SIZES += [
     Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,

@@ -203,10 +203,11 @@ def cpu_memory(s: Setup) -> Iterator[str]:
     shape = known_shape(s.recipe.model_path)
     if s.trainer.device != "cpu" or shape is None:
         return
-    needed, total = sizes.needed(s.config, shape), memory.total_memory()
+    run, total = sizes.on_cpu(s.config, shape), memory.total_memory()
+    needed = run.needed()
     if needed <= 0.95 * total:
         return
-    tokens = sizes.on_cpu(s.config, shape).fitting_tokens()
+    tokens = run.fitting_tokens()
     if tokens < s.longest:
         key, remedy = "recipe.model_path", "Choose a smaller model, or GPUs (machine=gpu)"
     elif s.actor.use_dynamic_bsz:
@@ -249,15 +250,8 @@ def lacks_wandb_key(s: Setup) -> bool:
         return True
 
 
-MACHINE: list[Check] = [
-    environment,
-    room,
-    cache,
-    ray,
-    gpus,
-    gpu_memory,
-    cpu_memory,
-    cpu_engine,
+MACHINE: list[Check] = [environment, room, cache, ray, gpus, gpu_memory, cpu_memory, cpu_engine]
+MACHINE += [
     Rule(
         "trainer.logger",
         # verl imports them last

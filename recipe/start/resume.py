@@ -1,19 +1,20 @@
 """Rules about a run folder that holds a run: it resumes only as the same experiment."""
 
 import multiprocessing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import ListConfig, OmegaConf
 
 from prompt_aug.base.files import LOCK, FileError, digests, read_json
 from prompt_aug.prompts import Prompts
-from recipe.config.base import flat, is_in, known_keys
+from recipe.config.base import CONFIG, flat, is_in, known_keys
 from recipe.config.compose import is_open
 from recipe.config.settings import free_keys
-from recipe.config.verl import MODEL, REF, A, R, off_switch
+from recipe.config.verl import A, R, off_switch
 from recipe.errors import ConfigError
 from recipe.machine import host
 from recipe.machine.memory import shards
@@ -27,55 +28,9 @@ from recipe.start.rules import Check, Setup
 
 STEPS = "trainer.total_training_steps"
 MESH = {"actor": f"{A}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}
-
-
-def keys_of(table: Mapping[str, str]) -> list[str]:
-    """Return the keys of a table from sections to the names in them."""
-    return [f"{section}.{name}" for section, names in table.items() for name in names.split()]
-
-
-# Sections and keys that determine a run's results. A resumed run may not change them, except the
-# settings marked as free (`recipe.config.settings`) and the parts of verl's keys below.
-FIXED = ["recipe", "algorithm", "data", "reward", "skip", "critic", A, MODEL, REF]
-FIXED += keys_of(
-    {
-        "trainer": "critic_warmup device v1",
-        R: "engine_kwargs val_kwargs n temperature top_k top_p seed dtype max_model_len ignore_eos "
-        "logprobs_mode quantization quantization_config_file qat calculate_log_probs",
-        f"{R}.agent": "default_agent_loop agent_loop_config_path agent_loop_manager_class",
-    }
-)
-MICRO_BATCHES = set(  # which enter only the losses of `PER_MICRO_BATCH`
-    "ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu use_dynamic_bsz "
-    "ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu log_prob_use_dynamic_bsz "
-    "ppo_infer_max_token_len_per_gpu".split()
-)
-FREE = set(  # names of keys and sections that change results by rounding only
-    # memory and time of a pass
-    "param_offload optimizer_offload offload_policy enable_activation_offload "
-    "enable_gradient_checkpointing entropy_checkpointing entropy_from_logits_chunk_size "
-    "entropy_from_logits_with_chunking use_torch_compile use_remove_padding use_fused_kernels "
-    "fused_kernel_options use_liger pad_to_length pad_to_length_bucket profiler "
-    # ranks and how a model is divided over them
-    "fsdp_size forward_prefetch reshard_after_forward wrap_policy ulysses_sequence_parallel_size "
-    # reading, grading, validation
-    "use_shm num_workers filter_overlong_prompts_workers val_batch_size".split()
-)
-# Values of a run whose config.yaml is older than the key.
-BEFORE = {"recipe.weights.gaussian_covariance.gradient": "detached"}
-# Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
-SAVED = keys_of(
-    {
-        MODEL: "path lora_rank target_modules exclude_modules",
-        A: "strategy optim.optimizer optim.optimizer_impl",
-        "critic": "enable model.path strategy",
-        "recipe": "curriculum.value_model one_question source_weights",
-        "algorithm": "filter_groups.enable",
-        "trainer": "v1.trainer_mode",
-        "data": "train_files train_max_samples train_batch_size gen_batch_size seed shuffle "
-        "dataloader_num_workers",
-    }
-)
+TABLE = yaml.load((CONFIG / "resume.yaml").read_text("utf-8"), yaml.CSafeLoader)
+FIXED, SAVED, BEFORE = TABLE["fixed"], TABLE["saved"], TABLE["before"]
+FREE, MICRO_BATCHES = set(TABLE["free"]), set(TABLE["micro_batches"])
 
 
 def is_fixed(key: str, s: Setup) -> bool:

@@ -1,7 +1,7 @@
 """Rules: reject configurations that cannot run, or would silently run something else.
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
-check whose message is always the same. ``python -m recipe.start --rules`` lists all checks.
+check whose message is always the same. ``python -m recipe.train --rules`` lists all checks.
 """
 
 import functools
@@ -49,15 +49,8 @@ class Setup:
         self.value_model = bool(self.curriculum.value_model)
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
 
-    def in_folder(self, root: str) -> "Setup":
-        """Return a copy for another run folder, whose changes do not reach this one."""
-        config = self.config.copy()
-        config.recipe.run_dir = root
-        return Setup(config, here=self.here, gpu=self.gpu)
-
     @property
     def folder(self) -> RunFolder:
-        """The run folder."""
         return RunFolder(Path(self.recipe.run_dir))
 
     @property
@@ -67,7 +60,6 @@ class Setup:
 
     @property
     def engine_gpus(self) -> int:
-        """GPUs of all engines."""
         return own_gpus(self.config) or self.gpus
 
     @property
@@ -78,7 +70,6 @@ class Setup:
 
     @property
     def mini_rows(self) -> int:
-        """Responses of a mini-batch."""
         return int(self.mini * self.rollout.n)
 
     @property

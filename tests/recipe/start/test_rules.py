@@ -20,10 +20,10 @@ from recipe.config.verl import NO_GRADIENT_KL
 from recipe.machine import host
 from recipe.machine.shapes import LAYERS
 from recipe.run.folder import RunFolder
-from recipe.start import attention, checks, names
+from recipe.start import attention, checks, functions
 from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
 from recipe.start.engine import ENGINE, adapted
-from recipe.start.names import NAMES
+from recipe.start.functions import NAMES
 from recipe.start.resume import same_run
 from recipe.start.rules import Check, Setup, messages
 from recipe.trainer import task_runner
@@ -376,7 +376,7 @@ def test_a_package_for_gpus_may_be_missing_on_a_login_node(
     (tmp_path / "needs_gpu.py").write_text("import flash_attn\n")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     for gpus, count in ((0, 0), (1, 1)):
-        monkeypatch.setattr(names, "gpus_here", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(functions, "gpus_here", lambda gpus=gpus: gpus)
         monkeypatch.delitem(sys.modules, "needs_gpu", raising=False)
         assert len(errors(toy, "{MODEL}.external_lib=needs_gpu", NAMES)) == count
 
