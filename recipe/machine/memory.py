@@ -94,6 +94,7 @@ def shards(fsdp_size: int, gpus: int) -> int:
 class Numbers:
     """Numbers of a run that determine its memory and time; `recipe.start.machine` reads them."""
 
+    shape: Shape
     gpus: int  # of the actor
     engine_gpus: int
     tensor: int  # GPUs of an engine
@@ -108,13 +109,11 @@ class Numbers:
     longest_response: int
     parameter_bytes: int
     moment_bytes: int  # of a parameter
-    lora_rank: int
-    adapted: tuple[str, ...]  # layers
+    adapter: int  # parameters, 0 without LoRA
     fused: bool  # no logits
     masked: bool  # attention of a micro-batch with a mask
-    offload_policy: bool
-    param_offload: bool
-    optimizer_offload: bool
+    offloaded: bool  # no states on a GPU
+    beside_engine: tuple[str, ...]  # states on a GPU while the engine generates
     utilization: float  # share of a GPU for the engine
     sequences: int  # that an engine decodes at once, at most
     passes: int  # that compute log-probabilities
@@ -133,20 +132,20 @@ class Numbers:
         most = self.mini_rows // self.ranks * (self.longest_prompt + self.longest_response)
         return min(self.tokens, most) if self.dynamic else self.tokens
 
-    def state_bytes(self, shape: Shape) -> dict[str, int]:
+    def state_bytes(self) -> dict[str, int]:
         """Return the bytes of one copy of the parameters, gradients and moments."""
-        adapter = shape.adapter(self.lora_rank, self.adapted) if self.lora_rank else 0
-        critic = shape.parameters if self.critic_rows else 0
-        trained = (adapter or shape.parameters) + critic
+        model = self.shape.parameters
+        critic = model if self.critic_rows else 0
+        trained = (self.adapter or model) + critic
         return {
-            "parameters": self.parameter_bytes * (shape.parameters + adapter + critic),
+            "parameters": self.parameter_bytes * (model + self.adapter + critic),
             "gradients": self.parameter_bytes * trained,
             "moments": self.moment_bytes * trained,
         }
 
-    def saved_bytes(self, shape: Shape) -> int:
+    def saved_bytes(self) -> int:
         """Return the bytes of a checkpoint, to which every rank writes its shard."""
-        states = self.state_bytes(shape)
+        states = self.state_bytes()
         copies = self.gpus // shards(self.fsdp_size, self.gpus)
         return copies * (states["parameters"] + states["moments"])
 
@@ -154,8 +153,8 @@ class Numbers:
 class Estimate:
     """A run of a model on GPUs; the mean length of its responses is assumed."""
 
-    def __init__(self, numbers: Numbers, shape: Shape, gpu: Gpu, mean_response: int = 0) -> None:
-        self.numbers, self.shape, self.gpu = numbers, shape, gpu
+    def __init__(self, numbers: Numbers, gpu: Gpu, mean_response: int = 0) -> None:
+        self.numbers, self.shape, self.gpu = numbers, numbers.shape, gpu
         self.shards = shards(numbers.fsdp_size, numbers.gpus)
         self.engines = numbers.engine_gpus // numbers.tensor
         most = numbers.longest_response
@@ -165,10 +164,10 @@ class Estimate:
     def actor_memory(self) -> dict[str, float]:
         """Return the bytes on one GPU while the actor trains, by part."""
         shape, tokens = self.shape, self.numbers.micro_tokens
-        states = sum(self.numbers.state_bytes(shape).values()) / self.shards
+        states = sum(self.numbers.state_bytes().values()) / self.shards
         outputs = shape.embedding * (1 if shape.tied else 2)
         return {
-            "states": 0.0 if self.numbers.offload_policy else states,
+            "states": 0.0 if self.numbers.offloaded else states,
             "gathered": 2 * (outputs + 2 * shape.layer),  # bfloat16, while they compute
             # inputs of all layers, and one recomputed layer
             "activations": tokens * shape.layers * 2 * shape.hidden
@@ -182,10 +181,8 @@ class Estimate:
 
     def beside_engine(self) -> float:
         """Return the bytes of parameters and moments on one GPU while the engine generates."""
-        numbers, states = self.numbers, self.numbers.state_bytes(self.shape)
-        kept = 0 if numbers.param_offload else states["parameters"]
-        kept += 0 if numbers.optimizer_offload else states["moments"]
-        return 0.0 if numbers.offload_policy else kept / self.shards
+        states = self.numbers.state_bytes()
+        return sum(states[name] for name in self.numbers.beside_engine) / self.shards
 
     def engine_room(self) -> float:
         """Return the bytes on one GPU that the engine takes."""
@@ -242,9 +239,8 @@ class Estimate:
 
     def with_own_gpus(self, engines: int) -> "Estimate":
         """Return this run with `engines` of its GPUs for engines alone."""
-        actor = self.numbers.gpus - engines
-        numbers = replace(self.numbers, engine_gpus=engines, gpus=actor)
-        return Estimate(numbers, self.shape, self.gpu, self.mean_response)
+        n = replace(self.numbers, engine_gpus=engines, gpus=self.numbers.gpus - engines)
+        return Estimate(n, self.gpu, self.mean_response)
 
     def actor_seconds(self, speed: Speed) -> dict[str, float]:
         """Return the seconds of log-probabilities and update, with those of a critic."""
@@ -257,7 +253,7 @@ class Estimate:
         tokens = n.responses * self.length
         forward = tokens * (2 * shape.parameters + attention) / rate
         weight_gradient = tokens * 2 * shape.parameters / rate
-        update = 4 * forward - (weight_gradient if n.lora_rank else 0)
+        update = 4 * forward - (weight_gradient if n.adapter else 0)
         values = (1 + 4 * n.epochs) * forward if n.values else 0
         return {"log-probs": n.passes * forward, "update": n.epochs * update + values}
 

@@ -72,7 +72,7 @@ def estimate(s: Setup, *, needed: bool) -> str:
     refuse([engine_gpus, actor_rows, micro_batches], s)
     gpus = s.gpus + own_gpus(s.config)
     name, gpu, _ = gpu_of(s.gpu, here=s.here)
-    e = Estimate(replace(numbers(s), gpus=gpus, engine_gpus=gpus), shape, gpu)
+    e = Estimate(replace(numbers(s, shape), gpus=gpus, engine_gpus=gpus), gpu)
     first = f"estimate       {s.recipe.model_path} on {gpus} x {name}"
     return "\n".join([first, *memory_lines(e), *(hour_lines(s, e) if e.at_once() else [])])
 
@@ -92,7 +92,7 @@ def memory_lines(e: Estimate) -> list[str]:
         f"engine         KV cache of {max(0, e.cache_tokens()):,} tokens, {e.at_once()} sequences "
         f"at once; {n.responses:,} responses of a step over {e.engines} engines in "
         f"{waves} waves{more}",
-        f"checkpoint     {n.saved_bytes(e.shape) / 1e9:.1f} GB",
+        f"checkpoint     {n.saved_bytes() / 1e9:.1f} GB",
     ]
 
 
@@ -315,7 +315,7 @@ def checkpoints(s: Setup, steps: int) -> str:
     shape = known_shape(s.model.path)
     if shape is None:
         return f"{text}; 12 bytes a parameter each"
-    size = numbers(s).saved_bytes(shape)
+    size = numbers(s, shape).saved_bytes()
     text += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(s.folder.root) * 2**30
     return text + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

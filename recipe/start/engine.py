@@ -21,9 +21,6 @@ TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
-# ------------------------------------------------------------------------- keys with one value
-
-
 def fixed_keys(s: Setup) -> Iterator[str]:
     """Keys that have no effect here, or are not supported, have their defaults (keys.yaml)."""
     for key, value, text in verl.changed_keys(s.config):
@@ -104,12 +101,6 @@ FIXED += [
         "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
         f"register your own loop with {R}.agent.agent_loop_config_path.",
     ),
-]
-
-
-# ------------------------------------------------------------------------- sampling
-
-SAMPLING: list[Check] = [
     Rule(
         f"{R}.val_kwargs.n {R}.val_kwargs.temperature",
         lambda s: s.rollout.val_kwargs.n > 1 and not s.rollout.val_kwargs.temperature,
@@ -119,17 +110,15 @@ SAMPLING: list[Check] = [
 ]
 
 
-# ------------------------------------------------------------------------- lengths
-
-
 def engine_length(s: Setup) -> Iterator[str]:
     """The engine's limit holds the longest prompt and response."""
-    key = f"{R}.max_model_len"
-    if (s.rollout.max_model_len or 0) < s.needed:
+    key, joint = f"{R}.max_model_len", s.recipe.rollout.joint_limit
+    needed = s.data.max_prompt_length + 1 if joint else s.longest
+    if (s.rollout.max_model_len or 0) < needed:
         yield s.message(
             key,
             "it is less than data.max_prompt_length + data.max_response_length = "
-            f"{s.longest}, so verl would silently cut responses. Set it to {s.needed} or more, "
+            f"{s.longest}, so verl would silently cut responses. Set it to {needed} or more, "
             "shorten data.max_response_length, or set recipe.rollout.joint_limit=true.",
         )
     if s.get(again := f"{R}.engine_kwargs.vllm.max_model_len"):
@@ -154,13 +143,11 @@ def token_limits(s: Setup) -> Iterator[str]:
             )
 
 
-# ------------------------------------------------------------------------- sizes that must divide
-
-
 def engine_gpus(s: Setup) -> Iterator[str]:
     """Engines divide the GPUs, and an engine is on one node or on whole nodes."""
     gpus = int(s.rollout.tensor_model_parallel_size)
-    if s.engine_gpus % gpus or (s.engine_node % gpus and gpus % s.engine_node):
+    node = (s.rollout if s.mode == SEPARATE else s.trainer).n_gpus_per_node
+    if s.engine_gpus % gpus or (node % gpus and gpus % node):
         yield s.message(
             TENSOR_GPUS,
             f"it does not divide the {s.engine_gpus} GPUs of the engines (nnodes x "
@@ -212,7 +199,7 @@ def micro_batches(s: Setup) -> Iterator[str]:
         return
     rows = s.batch * s.rollout.n
     sizes = {
-        "actor.ppo_micro_batch_size_per_gpu": s.rank_rows,
+        "actor.ppo_micro_batch_size_per_gpu": s.mini_rows // s.ranks,
         "rollout.log_prob_micro_batch_size_per_gpu": rows // s.ranks,
     }
     if s.actor.use_kl_loss or s.algorithm.use_kl_in_reward:
@@ -243,8 +230,6 @@ SIZES += [
     ),
 ]
 
-
-# ------------------------------------------------------------------------- LoRA
 
 TARGETS, EXCLUDED = f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"
 
@@ -306,4 +291,4 @@ STRATEGY = Rule(
     f"torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
 )
 
-ENGINE: list[Check] = [STRATEGY, *FIXED, *SAMPLING, engine_length, token_limits, *SIZES]
+ENGINE: list[Check] = [STRATEGY, *FIXED, engine_length, token_limits, *SIZES]

@@ -40,9 +40,6 @@ COMPUTED: list[tuple[str, str, bool]] = [
 ]
 
 
-# ------------------------------------------------------------------------- names
-
-
 def names_exist(s: Setup) -> Iterator[str]:
     """Modules, classes, files and other things that keys name exist (keys.yaml)."""
     content: Any = OmegaConf.to_container(s.config, resolve=True)
@@ -106,9 +103,6 @@ def find_in_module(text: str, name: str | None) -> Any:
     if not any(re.search(rf"\b{re.escape(name or '')}\b", text) for text in texts):
         raise ImportError(f"there is no {name or 'such module'}")
     return None
-
-
-# ------------------------------------------------------------------------- functions
 
 
 def runs_on_a_batch(s: Setup) -> Iterator[str]:

@@ -16,7 +16,7 @@ from recipe.machine import host, memory, sizes
 from recipe.machine.environment import gpu_count
 from recipe.machine.memory import Estimate, Numbers, gpu_of
 from recipe.machine.model_files import unsupported_head
-from recipe.machine.shapes import known_shape
+from recipe.machine.shapes import Shape, known_shape
 from recipe.run.checkpoints import tracked_step
 from recipe.start.attention import planned
 from recipe.start.engine import adapted
@@ -31,12 +31,15 @@ TOLERATED = 1.1  # of a GPU's memory: estimates may be too high (examples/SIZES.
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
 
 
-def numbers(s: Setup) -> Numbers:
-    """Return the numbers that determine a run's memory and time."""
+def numbers(s: Setup, shape: Shape) -> Numbers:
+    """Return the numbers that determine memory and time of a run of a model."""
     actor, rollout, fsdp = s.actor, s.rollout, s.actor.fsdp_config
     size = 4 if fsdp.model_dtype in (None, "fp32", "float32") else 2
     dynamic = bool(actor.use_dynamic_bsz)
+    offloaded = bool(fsdp.offload_policy and actor.strategy == "fsdp2")
+    offload = {"parameters": fsdp.param_offload, "moments": fsdp.optimizer_offload}
     return Numbers(
+        shape=shape,
         gpus=s.gpus,
         engine_gpus=s.engine_gpus,
         tensor=rollout.tensor_model_parallel_size,
@@ -51,13 +54,11 @@ def numbers(s: Setup) -> Numbers:
         longest_response=s.data.max_response_length,
         parameter_bytes=size,
         moment_bytes=MOMENTS.get(str(actor.optim.optimizer), 2 * size),
-        lora_rank=s.model.lora_rank,
-        adapted=tuple(adapted(s)) if s.model.lora_rank else (),
+        adapter=shape.adapter(rank, adapted(s)) if (rank := s.model.lora_rank) else 0,
         fused=bool(s.model.use_fused_kernels),
         masked=bool(s.model.use_remove_padding and planned(s)[0] == "sdpa"),
-        offload_policy=bool(fsdp.offload_policy and actor.strategy == "fsdp2"),
-        param_offload=bool(fsdp.param_offload),
-        optimizer_offload=bool(fsdp.optimizer_offload),
+        offloaded=offloaded,
+        beside_engine=tuple(x for x, off in offload.items() if not (off or offloaded)),
         utilization=rollout.gpu_memory_utilization,
         sequences=rollout.max_num_seqs,
         passes=2 if actor.use_kl_loss or s.algorithm.use_kl_in_reward else 1,
@@ -76,7 +77,7 @@ def room(s: Setup) -> Iterator[str]:
     needed = LEAST_FREE * 2**30
     saves = s.trainer.save_freq > 0 and not tracked_step(Path(s.trainer.default_local_dir))
     if shape and saves:  # the trainer checks the room of each later one
-        needed = max(needed, numbers(s).saved_bytes(shape))
+        needed = max(needed, numbers(s, shape).saved_bytes())
     if (free := host.free_gib(run_dir) * 2**30) < needed:
         yield (
             f"recipe.run_dir={run_dir}: {free / 1e9:.1f} GB free there, and a checkpoint and the "
@@ -191,7 +192,7 @@ def gpu_memory(s: Setup) -> Iterator[str]:
     if s.trainer.device != "cuda" or shape is None:
         return
     name, gpu, known = gpu_of(s.gpu, here=s.here)
-    for share, message in misfits(s, Estimate(numbers(s), shape, gpu)):
+    for share, message in misfits(s, Estimate(numbers(s, shape), gpu)):
         if known and share > TOLERATED and (s.here or s.gpu):
             yield message
         else:

@@ -19,7 +19,7 @@ from prompt_aug.templates import Bank, BankError, load_bank
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.registry import Facts
-from recipe.config.verl import SEPARATE, own_gpus
+from recipe.config.verl import own_gpus
 from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
@@ -63,12 +63,6 @@ class Setup:
         return own_gpus(self.config) or self.gpus
 
     @property
-    def engine_node(self) -> int:
-        """GPUs of a node with engines."""
-        engines = self.rollout if self.mode == SEPARATE else self.trainer
-        return int(engines.n_gpus_per_node)
-
-    @property
     def mini_rows(self) -> int:
         return int(self.mini * self.rollout.n)
 
@@ -76,12 +70,6 @@ class Setup:
     def longest(self) -> int:
         """Tokens of the longest prompt with the longest response."""
         return int(self.data.max_prompt_length + self.data.max_response_length)
-
-    @property
-    def needed(self) -> int:
-        """Tokens of a sequence in the engine."""
-        joint = self.recipe.rollout.joint_limit
-        return int(self.data.max_prompt_length + 1) if joint else self.longest
 
     def get(self, key: str) -> Any:
         """Return the value of a key, None if it is not set."""
@@ -141,11 +129,6 @@ class Setup:
     def ranks(self) -> int:
         """Data-parallel ranks, over which a mini-batch is divided."""
         return max(1, self.gpus // self.sequence_ranks())
-
-    @property
-    def rank_rows(self) -> int:
-        """Responses of a mini-batch on one rank."""
-        return int(self.mini_rows // self.ranks)
 
     @property
     def micro_rows(self) -> int:

@@ -274,7 +274,7 @@ def planned(*overrides: str) -> Setup:
 
 
 def estimate(*overrides: str) -> Estimate:
-    return Estimate(numbers(planned(*overrides)), SHAPE, GPUS["h100-80"], 1000)
+    return Estimate(numbers(planned(*overrides), SHAPE), GPUS["h100-80"], 1000)
 
 
 @pytest.mark.parametrize(
@@ -337,18 +337,18 @@ def test_the_actors_memory_by_hand() -> None:
     assert memory["logits"] == 16_384 * 151_936 * 4 + 8 * 1_024 * 151_936 == 11_201_937_408
     assert memory["mask"] == 16_384**2
     assert sum(memory.values()) == 18_198_084_608
-    assert run.numbers.saved_bytes(SHAPE) == 18_524_571_648  # 12 bytes per parameter
+    assert run.numbers.saved_bytes() == 18_524_571_648  # 12 bytes per parameter
     # Two copies, each on eight GPUs.
     copies = estimate("trainer.nnodes=2", "{A}.fsdp_config.fsdp_size=8")
     assert copies.actor_memory()["states"] == memory["states"]
-    assert copies.numbers.saved_bytes(SHAPE) == 2 * 18_524_571_648
+    assert copies.numbers.saved_bytes() == 2 * 18_524_571_648
 
 
 @pytest.mark.config
 def test_a_critic_is_a_second_model() -> None:
     actor, both = estimate(), estimate("critic.enable=true", "recipe.advantage.name=verl:gae")
     assert both.actor_memory()["states"] == 2 * actor.actor_memory()["states"]
-    assert both.numbers.saved_bytes(SHAPE) == 2 * 18_524_571_648
+    assert both.numbers.saved_bytes() == 2 * 18_524_571_648
     alone, seconds = actor.actor_seconds(SPEED), both.actor_seconds(SPEED)
     # One forward pass for the values; the update as the actor's.
     assert seconds["update"] == pytest.approx(2 * alone["update"] + alone["log-probs"])
@@ -377,7 +377,7 @@ def test_lora_by_hand() -> None:
     full, part = estimate(), estimate("{MODEL}.lora_rank=8", "{MODEL}.target_modules=all-linear")
     # 4 bytes per parameter of the model, 16 (in a checkpoint 12) per parameter of the adapter
     assert part.actor_memory()["states"] == (6_174_857_216 + 147_718_144) / 8
-    assert part.numbers.saved_bytes(SHAPE) == 6_174_857_216 + 110_788_608
+    assert part.numbers.saved_bytes() == 6_174_857_216 + 110_788_608
     # no gradient of the model's parameters: 2 operations per token and parameter
     saved = 1_228_800 * 2 * 1_543_714_304 / (8 * 989e12 * 0.35)
     seconds = [run.actor_seconds(SPEED) for run in (full, part)]
@@ -612,7 +612,7 @@ def test_measured_steps_lie_between_the_assumptions(case: tuple) -> None:
         "trainer.nnodes=1", "trainer.n_gpus_per_node=8", *overrides,
     ]  # fmt: skip
     config = compose_config("grpo", [key.format(**SHORT) for key in keys])
-    run = Estimate(numbers(Setup(config)), shape, gpu, mean)
+    run = Estimate(numbers(Setup(config), shape), gpu, mean)
     fast, slow, peak = (run.step_seconds(x) for x in (FAST, SLOW, Speed(1.0, 1.0, 0.0)))
     for stage, seconds in measured.items():
         share = peak[stage] / seconds
