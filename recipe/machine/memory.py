@@ -1,8 +1,8 @@
 """Estimates of memory, disk and time of a run, in bytes, tokens, operations or seconds.
 
-On GPUs a parameter in float32 has 4 bytes, its gradient 4, and Adam's moments 8. An
-update computes 8 operations per parameter and token (the forward pass is repeated for gradient
-checkpointing; 6 with LoRA), log-probabilities 2. A decoding step reads weights and KV cache once.
+On GPUs a parameter in float32 has 4 bytes, its gradient 4, and Adam's moments 8. An update computes
+8 operations per parameter and token (the forward pass is repeated for gradient checkpointing; 6
+with LoRA), log-probabilities 2. A decoding step reads weights and KV cache once.
 
 On a CPU, with P parameters, T tokens of a micro-batch, V vocabulary, h hidden, i intermediate size,
 L layers, b bytes of a matrix entry (2 or 4), K bytes of the KV cache:
@@ -49,7 +49,6 @@ GPUS = {
     "l40s-48": Gpu(44.5 * 2**30, 362e12, 0.864e12),
     "rtx4090-24": Gpu(23.6 * 2**30, 165e12, 1.008e12),
 }
-
 ASSUMED = "h100-80"  # where the GPU of a run is not known
 
 
