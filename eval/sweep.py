@@ -261,7 +261,7 @@ def _print_scores(item: Item) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     command = functools.partial(sweep, arguments=given)
-    return _parser().run_command(given, command, "the samples made so far are saved")
+    return _parser().run(given, command, "the samples made so far are saved")
 
 
 if __name__ == "__main__":

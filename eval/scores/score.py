@@ -438,4 +438,4 @@ def _regrade_all(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("python -m eval.score", __doc__, example="python -m eval.score runs/toy")
     parser.add_argument("folder", type=existing, help="a run, its eval/, or any folder inside it")
-    return parser.run_command(arguments, _regrade_all, "what was graded is saved")
+    return parser.run(arguments, _regrade_all, "what was graded is saved")

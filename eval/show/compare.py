@@ -290,4 +290,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--set", nargs="+", help="of --arm: question sets (default: all)")
     add("--step", type=int, help="of --arm: the step (default: the last one of all arms)")
     add("--k", nargs="+", type=int, default=[1], help="of --arm: k of pass@k")
-    return parser.run_command(arguments, _compare, "nothing is changed")
+    return parser.run(arguments, _compare, "nothing is changed")

@@ -256,4 +256,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="write README.md in RUN/hf/step_N, and print how to upload it",
     )
-    return parser.run_command(arguments, publish, "what was written stays")
+    return parser.run(arguments, publish, "what was written stays")

@@ -92,4 +92,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder of the report (several runs: required; one: RUN/report)",
     )
     add_settings(parser)
-    return parser.run_command(arguments, _report, "the files written so far are whole")
+    return parser.run(arguments, _report, "the files written so far are whole")

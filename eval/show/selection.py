@@ -88,4 +88,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--benchmark", required=True, help="the questions to pick by")
     add_settings(parser)
     add("--on-test-set", action="store_true", help="pick by questions that are no validation split")
-    return parser.run_command(arguments, _select, "nothing was picked")
+    return parser.run(arguments, _select, "nothing was picked")

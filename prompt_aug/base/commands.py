@@ -37,7 +37,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Parser that formats errors as `run_command` does, with the example instead of the usage."""
 
-    def run_command(self, arguments: Any, command: Callable[[Any], int | None], saved: str) -> int:
+    def run(self, arguments: Any, command: Callable[[Any], int | None], saved: str) -> int:
         """Parse the options, then run the command, which the same call continues after Ctrl-C."""
         options, name = self.parse_args(arguments), self.prog.removeprefix("python -m ")
         hint = f"{saved}; the same command continues from there"
