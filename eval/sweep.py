@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import workers
-from eval.ask.benchmarks import load, parse_request
+from eval.ask.benchmarks import load_benchmark, parse_request
 from eval.ask.checkpoints import Checkpoint, find, from_model
 from eval.ask.endpoint import Server, connect
 from eval.ask.engine import prepare_environment
@@ -171,7 +171,7 @@ def _evaluation(options: argparse.Namespace, run: Any) -> Evaluation:
     keys = ("greedy", "max_questions", "samples")
     how: Any = {key: getattr(settings, key) for key in keys}
     how["reading"] = settings.form.reading
-    benchmarks = [load(request, **how) for request in settings.benchmarks]
+    benchmarks = [load_benchmark(request, **how) for request in settings.benchmarks]
     return Evaluation(options.out or RunFolder(run).evaluation, settings, benchmarks)
 
 

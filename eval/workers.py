@@ -11,9 +11,9 @@ from pathlib import Path
 
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import InUseError, lock
+from recipe.machine.host import gpus_here
 from recipe.run import processes
 from recipe.run.folder import RunFolder
-from recipe.run.host import gpus_here
 
 COMMAND = (sys.executable, "-m", "eval.sweep")
 

@@ -13,8 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from prompt_aug.base.commands import make_parser, outlive_readers, run
-from recipe.run import host
+from prompt_aug.base.commands import make_parser, outlive_readers, run_command
+from recipe.machine import host
 
 INSTALL = {
     "cpu": "Make the environment with `bash scripts/setup.sh`: requirements/README.md.",
@@ -50,11 +50,12 @@ print(f"version {vllm.__version__}, platform {found}")
 import sys
 from prompt_aug.base.errors import UserError
 from recipe.config.compose import compose_config
-from recipe.preflight.checks import check
+from recipe.start.checks import check_run
+from recipe.start.rules import Setup
 from recipe.trial import toy
 try:
     config = compose_config("toy", [*toy(), f"recipe.run_dir={sys.argv[2]}"])
-    check(config)
+    check_run(Setup(config))
 except UserError as error:
     raise SystemExit(str(error)) from None
 print(f"device {config.trainer.device}, devices {config.trainer.n_gpus_per_node}")
@@ -120,11 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"recipe.doctor: {verdict if failed else 'a run could start'}", flush=True)
     if failed or parsed.train is None:
         return int(bool(failed))
-    from recipe.trial import trial  # imports more than the standard library
+    from recipe.trial import try_training  # imports more than the standard library
 
-    return run(
+    return run_command(
         "recipe.doctor",
-        lambda: trial(parsed.runs, parsed.train),
+        lambda: try_training(parsed.runs, parsed.train),
         interrupted="the trial's folder stays",
         progress=False,
     )

@@ -309,7 +309,7 @@ def without_effect(x: Setting, values: Mapping[str, Any], config: Any, root: str
     return None if of_ppo or on_purpose else f"no effect with {key}={shown(value)}"
 
 
-def check(path: Path) -> list[str]:
+def of_file(path: Path) -> list[str]:
     """Return the findings of a file; print why nothing in it is checked."""
     try:
         if not path.is_file():
@@ -342,7 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
         if "=" in text and not Path(text).exists():
             pairs.append(Word(number, text))
         else:
-            findings += check(Path(text))
+            findings += of_file(Path(text))
     findings = [*of_command("argument", MAIN, pairs), *findings]
     for line in dict.fromkeys(findings):
         print(line)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from prompt_aug.base.commands import existing, in_columns, make_parser, run
+from prompt_aug.base.commands import existing, in_columns, make_parser, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import duration
 from recipe.run.ending import state_of
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(in_columns([HEADER, *rows], left=("run", "state")))
         return 0
 
-    return run("recipe.runs", show, interrupted="nothing was changed")
+    return run_command("recipe.runs", show, interrupted="nothing was changed")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from prompt_aug.base.commands import at_least, make_parser, run
+from prompt_aug.base.commands import at_least, make_parser, run_command
 from prompt_aug.base.progress import Progress
 
 PREPARE = ("text_column", "answer_column", "validation")  # options of prompt_aug.prepare
@@ -37,8 +37,8 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from prompt_aug.base.files import lock, write_text
     from recipe.config import show
     from recipe.config.compose import compose_config
-    from recipe.run import ending, model_files
-    from recipe.run.folder import RunFolder, record_environment
+    from recipe.run import ending
+    from recipe.run.folder import record_environment, record_model
     from recipe.trainer import launch
 
     elsewhere = bool(given.gpus or given.gpu)
@@ -49,25 +49,26 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         notes = show.notes(example, overrides)
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
-        from recipe.preflight.algorithm import uncorrected
-        from recipe.preflight.checks import check, prepare
-        from recipe.preflight.dry_run import describe, estimate, on_gpus
-        from recipe.preflight.rules import Setup
+        from recipe.start.algorithm import uncorrected
+        from recipe.start.checks import check_run, prepare
+        from recipe.start.dry_run import describe, estimate, on_gpus
+        from recipe.start.rules import Setup
 
         on_gpus(config, given.gpus, given.gpu)
-        if dry_run and (lines := estimate(config, given.gpu, needed=elsewhere)):
+        setup = Setup(config, here=not dry_run, gpu=given.gpu)
+        if dry_run and (lines := estimate(setup, needed=elsewhere)):
             print(lines, flush=True)
-        prompts = check(config, here=not dry_run, gpu=given.gpu)
-    for why in [*notes, *uncorrected(Setup(config))]:
+        check_run(setup)
+    for why in [*notes, *uncorrected(setup)]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     settings = report(config) if report else ""
     if dry_run:
-        print(settings + describe(config, prompts))
+        print(settings + describe(setup))
         return 0
-    folder = RunFolder(Path(config.recipe.run_dir))
+    folder = setup.folder
     with lock(folder.root):
         with Progress("recipe.train: data and model"):
-            prepare(config, prompts)
+            prepare(setup)
         if launch.finished(config):
             print(f"recipe.train: all steps of {folder.root} are done already")
             print(ending.next_commands(config))
@@ -76,7 +77,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(
                 f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
             )
-        model_files.record(folder.root)
+        record_model(folder.root)
         if settings:
             write_text(folder.script, settings)
         code, message = carry_out(config)
@@ -93,7 +94,7 @@ def carry_out(config: DictConfig) -> tuple[int, str]:
     from recipe.trainer import launch
 
     try:
-        launch.run(config)
+        launch.train(config)
     except KeyboardInterrupt:
         return STOPPED, f"stopped; {ending.how_to_go_on(config)}"
     except stop.StoppedError as error:
@@ -123,6 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument(
         "--keys", action="store_true", help="the settings of this project, a line each"
     )
+    only.add_argument("--rules", action="store_true", help="the checks of a run, a line each")
     only.add_argument("--cfg", action="store_true", help="every key and its value, a line each")
     only.add_argument(
         "--dry-run", action="store_true", help="all checks; then what the run would do and write"
@@ -135,12 +137,12 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error("--script: set recipe.model_path and data.train_files, data.val_files")
         given.overrides[:0] = filter(None, [given.example])
         given.example = str(given.script)
-    if given.example is None and not given.list and not given.keys:
+    if given.example is None and not (given.list or given.keys or given.rules):
         parser.error("name an example: --list shows them")
     if (given.gpus is not None or given.gpu) and not given.dry_run:
         parser.error("--gpus and --gpu: only with --dry-run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SLURM's way to say: end now
-    return run(
+    return run_command(
         "recipe.train",
         lambda: do(given),
         interrupted="stopped before the first step",
@@ -182,6 +184,11 @@ def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = N
         print(show.examples_and_methods())
     elif given.keys:
         print(settings.page())
+    elif given.rules:
+        from recipe.start.checks import EVERY
+        from recipe.start.rules import page
+
+        print(page(EVERY))
     elif given.cfg:
         show.notes(given.example, given.overrides)
         print(show.every_key(given.example, given.overrides))

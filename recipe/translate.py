@@ -2,7 +2,7 @@
 
 The script is read by `recipe.script`; nothing of it is executed. Its settings become
 scale/script.yaml of an example: a method overrides them, and the command line overrides both.
-config/script.yaml, moved.yaml and preflight/keys.yaml say what becomes of keys that are not taken
+config/script.yaml, moved.yaml and keys.yaml say what becomes of keys that are not taken
 as they are. Every setting is in one group of the report: kept, moved, replaced or dropped.
 """
 

@@ -19,8 +19,8 @@ from typing import Any
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.progress import Progress
 from recipe.config.base import quoted
+from recipe.machine.host import gpus_here
 from recipe.run.folder import RunFolder, read_metrics
-from recipe.run.host import gpus_here
 
 SMOLLM2 = Path("models/smollm2-warm")  # scripts/smollm2.sh makes it
 CORRELATION, KL = "training/rollout_actor_probs_pearson_corr", "rollout_corr/k3_kl"
@@ -69,7 +69,7 @@ def stages(run: Path, arguments: list[str]) -> dict[str, list[str]]:
     }
 
 
-def check(run: Path) -> dict[str, float]:
+def figures_of(run: Path) -> dict[str, float]:
     """Return the figures of the last step. UserError if engine and actor differ too much."""
     line = (read_metrics(run) or [{}])[-1]
     correlation, distance = float(line.get(CORRELATION, math.nan)), float(line.get(KL, math.nan))
@@ -81,7 +81,7 @@ def check(run: Path) -> dict[str, float]:
     return {label: float(line[key]) for key, label in FIGURES.items() if key in line}
 
 
-def trial(runs: Path, arguments: list[str]) -> None:
+def try_training(runs: Path, arguments: list[str]) -> None:
     """Run all stages in a new folder of `runs` and print their figures."""
     runs.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="doctor_", dir=runs.resolve()))
@@ -94,6 +94,6 @@ def trial(runs: Path, arguments: list[str]) -> None:
         if done.returncode:
             raise UserError(f"{name}: exit code {done.returncode}. See {log}.")
         print(f"ok   {name}: {time.monotonic() - began:.0f} s", flush=True)
-    for label, value in check(folder / "run").items():
+    for label, value in figures_of(folder / "run").items():
         print(f"     {label}: {value:.4g}")
     shutil.rmtree(folder)

@@ -18,13 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.files import iter_lines, read_json
 from prompt_aug.base.progress import track
 from prompt_aug.extraction import EXTRACTIONS, extraction
-from recipe.run.environment import ENGINE_THREADS
+from recipe.machine.environment import ENGINE_THREADS
+from recipe.machine.host import ROOT
 from recipe.run.folder import read_config, read_metrics
-from recipe.run.host import ROOT
 
 # ------------------------------------------------------------------------- step
 
@@ -150,7 +150,7 @@ def model(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     given = parser.parse_intermixed_args(arguments)
     import torch
 
-    from recipe.config.shapes import shape_of
+    from recipe.machine.shapes import shape_of
 
     settings = [f"data.{key}=[{given.data}]" for key in ("train_files", "val_files")]
     settings += [f"recipe.model_path={given.model}", *given.overrides]
@@ -213,7 +213,7 @@ def attention(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     import recipe.actor.varlen  # noqa: F401  (registers torch_varlen)
     from recipe.patches.logprobs import logprobs
 
-    cuda, shapes = torch.cuda.is_available(), read_json(ROOT / "recipe/config/shapes.json")
+    cuda, shapes = torch.cuda.is_available(), read_json(ROOT / "recipe/machine/shapes.json")
     device, fields = ("cuda", shapes["Qwen/Qwen2.5-Math-1.5B"]) if cuda else ("cpu", TINY)
 
     def median(work: Callable[[Any, Any], object], actor: Any, batch: dict[str, Any]) -> float:
@@ -489,7 +489,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     benchmark, example = BENCHMARKS[name]
     called = f"python scripts/bench.py {name}"
     parser = make_parser(called, inspect.getdoc(benchmark), example=f"{called} {example}")
-    return run(f"bench {name}", lambda: benchmark(parser, rest), interrupted="nothing is kept")
+    return run_command(
+        f"bench {name}", lambda: benchmark(parser, rest), interrupted="nothing is kept"
+    )
 
 
 if __name__ == "__main__":

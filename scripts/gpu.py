@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json
+from recipe.machine.host import ROOT, gpus_here
 from recipe.run.folder import read_metrics
-from recipe.run.host import ROOT, gpus_here
 
 START = ROOT / "examples/toy/start"
 HEADS, KEY_HEADS, SIZE = 12, 2, 128  # of Qwen2.5-Math-1.5B
@@ -113,7 +113,7 @@ def model(folder: str) -> None:
     """Make a model with the shape of Qwen2.5-Math-1.5B, random weights and the toy's tokenizer."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    fields = read_json(ROOT / "recipe/config/shapes.json")["Qwen/Qwen2.5-Math-1.5B"]
+    fields = read_json(ROOT / "recipe/machine/shapes.json")["Qwen/Qwen2.5-Math-1.5B"]
     ends = {
         name: read_json(START / "config.json")[name] for name in ("bos_token_id", "eos_token_id")
     }
@@ -127,7 +127,7 @@ def model(folder: str) -> None:
 
 def engine(folder: str, *numbers: str) -> None:
     """Measure sampling: sequences at once, requests, each with a seed, and tokens of each."""
-    from recipe.run import environment
+    from recipe.machine import environment
 
     environment.set_defaults(cpu=not ON_GPU, VLLM_LOGGING_LEVEL="ERROR")
     from vllm import LLM, SamplingParams
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs="*", help="folders of models or runs, numbers")
     given = parser.parse_args(arguments)
     measure = functions[given.name]
-    return run("gpu", lambda: measure(*given.arguments), interrupted="nothing is kept")
+    return run_command("gpu", lambda: measure(*given.arguments), interrupted="nothing is kept")
 
 
 if __name__ == "__main__":

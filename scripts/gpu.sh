@@ -29,7 +29,7 @@ fi
 out=${OUT:-runs/gpu}
 python=${PYTHON:-python}
 gpu=false
-"$python" -c 'import sys; from recipe.run.host import gpus_here; sys.exit(not gpus_here())' && gpu=true
+"$python" -c 'import sys; from recipe.machine.host import gpus_here; sys.exit(not gpus_here())' && gpu=true
 $gpu || out+=-cpu # its lines are not those of a GPU
 results=$out/results.txt
 model=$out/model

@@ -29,7 +29,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.errors import UsageError
 from prompt_aug.prepare.filters import OverlapIndex, overlapping, words
 from prompt_aug.prompts import Prompts
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("svamp", type=Path, nargs="?", help="a clone of arkilpatel/SVAMP")
     parser.add_argument("para", type=Path, nargs="?", help="a clone of ParaMAWPS' repository")
     given = parser.parse_args(arguments)
-    return run("smollm2", lambda: make(given), interrupted="run it again")
+    return run_command("smollm2", lambda: make(given), interrupted="run it again")
 
 
 def make(given: argparse.Namespace) -> None:

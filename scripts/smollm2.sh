@@ -44,7 +44,7 @@ made() { # FOLDER COMMAND ...
 }
 warm_start() { # verl's own SFT trainer: 26 updates of 16 worked answers, 5 to 10 minutes on two cores
     local numbers # of the matrix products: many processors multiply bfloat16 40 times slower
-    numbers=$("$python" -c 'from recipe.run.host import multiplies_bfloat16
+    numbers=$("$python" -c 'from recipe.machine.host import multiplies_bfloat16
 print("bf16" if multiplies_bfloat16() else "fp32")')
     rm -rf "$1.sft"
     env VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=recipe.plugin,recipe.patches.cpu.engines \

@@ -25,11 +25,11 @@ from filelock import FileLock
 from eval.scores.score import Scored
 from eval.show.arms import key, lines_of, read_protocol
 from eval.show.data import choose_evaluation
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import append_lines, sha256
+from recipe.machine.host import ROOT, multiplies_bfloat16
 from recipe.run.folder import RunFolder, read_config, read_metrics, select
-from recipe.run.host import ROOT, multiplies_bfloat16
 
 MODEL = "models/smollm2-warm/model.safetensors"  # made by `scripts/smollm2.sh start`
 METRICS = {
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--index", type=int, help="only this block, from 0, as in a SLURM array")
     add("--any-processor", action="store_true", help="also without bfloat16 products")
     given = parser.parse_args(arguments)
-    return run("study", lambda: study(given), interrupted="the same command resumes")
+    return run_command("study", lambda: study(given), interrupted="the same command resumes")
 
 
 if __name__ == "__main__":

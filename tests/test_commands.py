@@ -58,7 +58,7 @@ def check_training(given: Namespace) -> None:
     if given.model:
         train = shortcut.expand(given.example, given.model, HUB_IDS.get(given.data, given.data), [])
         given.example, *given.overrides = train
-    if not given.keys and not given.script:
+    if given.example and not given.script:
         compose_config(given.example, given.overrides)
 
 

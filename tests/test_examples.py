@@ -12,11 +12,11 @@ from page_commands import SHOWN, command_of, fenced_lines
 
 from recipe.config.base import flat
 from recipe.config.compose import EXAMPLES, example_names, group_names
-from recipe.preflight.attention import planned
-from recipe.preflight.checks import validate
-from recipe.preflight.resume import same_run
-from recipe.preflight.rules import Setup
 from recipe.run.folder import RunFolder
+from recipe.start.attention import planned
+from recipe.start.checks import validate
+from recipe.start.resume import same_run
+from recipe.start.rules import Setup
 
 pytestmark = pytest.mark.config
 
@@ -191,7 +191,7 @@ def differing(first: Any, second: Any) -> set[str]:
 
 def test_every_method_has_a_row_whose_command_trains_it() -> None:
     assert set(METHODS) == set(COMMAND) == {*TOY, "grpo"}
-    assert len(validate(composed("prompt_aug")).bank) == 13
+    assert len(Setup(composed("prompt_aug")).bank) == 13
     for name, command in COMMAND.items():
         config = composed(*command.split())
         assert (config.recipe.name, config.recipe.method) == (name, name)
@@ -205,7 +205,7 @@ STARTED = sorted({*NAMES, *COMMAND.values()})
 @pytest.mark.parametrize("name", STARTED)
 def test_an_example_would_start(name: str) -> None:
     config = composed(*name.split())
-    validate(config)
+    validate(Setup(config))
     assert config.trainer.save_freq > 0, "export, sweep and report would show the start model alone"
     assert config.trainer.test_freq > 0
     attention = {"cuda": "torch_varlen", "cpu": "sdpa"}[config.trainer.device]
@@ -269,7 +269,7 @@ TRAININGS = list(dict.fromkeys(c for p in READMES for c in trainings(p.read_text
 @pytest.mark.parametrize("command", TRAININGS, ids=" ".join)
 def test_a_training_of_a_readme_would_start(command: tuple[str, ...]) -> None:
     config = composed(*command)
-    validate(config)
+    validate(Setup(config))
     assert config.trainer.total_training_steps > 0
 
 

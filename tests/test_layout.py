@@ -19,8 +19,8 @@ FORBIDDEN = {
     "recipe": {"eval"},
     "eval": {"recipe", "verl"},
 }
-# Of what is forbidden: the run folder and the section `eval`, which both know.
-ALLOWED = {"eval": ("recipe.run.", "recipe.config.evaluation.")}
+# Of what is forbidden: the run folder, the machine and the section `eval`, which both know.
+ALLOWED = {"eval": ("recipe.run.", "recipe.machine.", "recipe.config.evaluation.")}
 EVERYWHERE = {"examples", "scripts", "tests"}
 FILE_LINES = 520
 

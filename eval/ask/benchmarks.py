@@ -138,7 +138,7 @@ def parse_request(text: str) -> BenchmarkRequest:
     return parse_typed(record, BenchmarkRequest, f"benchmark {text!r}", UserError)
 
 
-def load(
+def load_benchmark(
     request: BenchmarkRequest,
     *,
     greedy: bool,

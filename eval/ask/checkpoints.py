@@ -19,8 +19,8 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256
 from prompt_aug.base.progress import Progress
 from prompt_aug.typed import read_typed
-from recipe.run import model_files
-from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered
+from recipe.machine import model_files
+from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered, recorded_model
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 LARGE = 64 * 2**20  # bytes. Hashing 3 GB takes 10 s, and a run may have 198 checkpoints
@@ -149,7 +149,7 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
             "model)"
         )
     run = checkpoint.run  # loading a tokenizer takes a second, so it is read with the large files
-    if run and checkpoint.files and most == math.inf and (start := model_files.recorded(run)[0]):
+    if run and checkpoint.files and most == math.inf and (start := recorded_model(run)[0]):
         model_files.compare(checkpoint.model, start, checkpoint.accepted)
 
 

@@ -17,12 +17,12 @@ from prompt_aug.base.files import read_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.turns import end_of_turn
 from recipe.config.evaluation import SAMPLING
-from recipe.run import environment
-from recipe.run.host import gpus_here, multiplies_bfloat16
-from recipe.run.model_files import unsupported_head
+from recipe.machine import environment
+from recipe.machine.host import gpus_here, multiplies_bfloat16
+from recipe.machine.model_files import unsupported_head
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
-# subprocess"), so workers are spawned. recipe.run.environment holds what every engine needs.
+# subprocess"), so workers are spawned. recipe.machine.environment holds what every engine needs.
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 # Below this size a second thread does not help. On a busy machine its spinning makes sampling 14
 # times slower (0.3M parameters, 2 cores, a training beside it: 10.2 s instead of 0.7 s).

@@ -19,7 +19,7 @@ from eval.ask.engine import Engine, TokenIds
 from eval.ask.settings import Settings
 from prompt_aug.base.progress import Progress
 from prompt_aug.base.tokenizers import load_tokenizer
-from recipe.run.host import multiplies_bfloat16
+from recipe.machine.host import multiplies_bfloat16
 
 OpenEngine = Callable[[str, Settings, int], AbstractContextManager[Engine]]
 Reference = Callable[[str, Sequence[TokenIds], str], list[list[float]]]

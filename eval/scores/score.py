@@ -34,7 +34,7 @@ from prompt_aug.questions import VALIDATION
 from prompt_aug.templates import Template
 from prompt_aug.typed import Record, Share, Text, read_record, read_typed, stored
 from prompt_aug.verifiers import Verified, Verifiers, verifiers_of
-from recipe.run import environment
+from recipe.machine import environment
 from recipe.run.folder import BenchmarkFolder, EvaluationFolder
 
 REFLECTION = ("rethink", "recheck", "recalculate")  # counted by arXiv 2504.20571, Figure 4

@@ -26,7 +26,7 @@ from prompt_aug.base.files import read_json, write_text
 from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
-from recipe.run import environment
+from recipe.machine import environment
 from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 
 CARD = "README.md"

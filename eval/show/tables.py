@@ -39,8 +39,11 @@ PARTS = {
 }
 # Keys that name a run or its folder, and differ between any two runs.
 NAMES = (
-    *("recipe.name", "recipe.run_dir", "recipe.method"),
-    *("trainer.default_local_dir", "trainer.experiment_name"),
+    "recipe.name",
+    "recipe.run_dir",
+    "recipe.method",
+    "trainer.default_local_dir",
+    "trainer.experiment_name",
 )
 Table = list[list[str]]  # the first row is the header
 

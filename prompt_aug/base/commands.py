@@ -35,13 +35,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that formats errors as `run` does, with the example instead of the usage."""
+    """Parser that formats errors as `run_command` does, with the example instead of the usage."""
 
     def run(self, arguments: Any, command: Callable[[Any], int | None], saved: str) -> int:
-        """Parse the options, then `run` the command, which the same call continues after Ctrl-C."""
+        """Parse the options, then run the command, which the same call continues after Ctrl-C."""
         options, name = self.parse_args(arguments), self.prog.removeprefix("python -m ")
         hint = f"{saved}; the same command continues from there"
-        return run(name, lambda: command(options), interrupted=hint)
+        return run_command(name, lambda: command(options), interrupted=hint)
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
@@ -115,7 +115,7 @@ def in_columns(
     return "\n".join([rows[0], *under, *rows[1:]])
 
 
-def run(
+def run_command(
     name: str, command: Callable[[], int | None], *, interrupted: str, progress: bool = True
 ) -> int:
     """Run `command` and return its exit code; print UserError and OSError without traceback.

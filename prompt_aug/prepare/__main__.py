@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import lock, read_text, sha256, write_json, writing
 from prompt_aug.base.places import unwritable
@@ -286,7 +286,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
-    return run(
+    return run_command(
         "prompt_aug.prepare",
         lambda: prepare_as(options),
         interrupted="no manifest was written; run the command again",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import at_least, check_url, make_parser, run
+from prompt_aug.base.commands import at_least, check_url, make_parser, run_command
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import lock
 from prompt_aug.endpoint import BudgetError
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{NAME}: stopped: {error}", file=sys.stderr)
             return BUDGET_REACHED
 
-    return run(NAME, command, interrupted="responses are kept in OUT.work")
+    return run_command(NAME, command, interrupted="responses are kept in OUT.work")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.checks import (
     Reason,
     Verdict,
-    check,
+    check_text,
     doubt,
     likeness,
     reject,
@@ -66,7 +66,7 @@ def check_answers(
     for response in responses:
         text = clean(response["text"])
         accepted = [c.text for c in checked if c.verdict == "accept"]
-        reasons = check(question.text, text, accepted, answers=question.answers).reasons
+        reasons = check_text(question.text, text, accepted, answers=question.answers).reasons
         if (finish := response.get("finish", "stop")) != "stop":
             reasons += (reject("length", f"cut off: finish_reason {finish}"),)
         if (match := benchmarks.best(text)) and match.score >= OVERLAP_LIMIT:

@@ -365,7 +365,7 @@ class Check:
     reasons: tuple[Reason, ...] = ()
 
 
-def check(
+def check_text(
     question: str,
     candidate: str,
     siblings: Sequence[str] = (),

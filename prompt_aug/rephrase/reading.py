@@ -174,11 +174,9 @@ def numbers(reading: Reading) -> list[Number]:
         filter(None, map(number_of, _VALUE.finditer(text)))
         for text in (reading.prose.lower(), _POWER.sub(" ", formulas))
     )
-    return [
-        *prose,
-        *(replace(number, soft=number.value in (0, 1, 2)) for number in literals),
-        *(Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)),
-    ]
+    values = [replace(number, soft=number.value in (0, 1, 2)) for number in literals]
+    powers = [Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)]
+    return [*prose, *values, *powers]
 
 
 def _spelled(words: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import make_parser, run
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.base.files import write_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.templates import BankError, Template, load_bank, render
@@ -33,14 +33,9 @@ def _show(template: Template, tokenizer: Any) -> str:
         checks = rule.model_dump(exclude_defaults=True, exclude={"weight"})
         listed = ", ".join(f"{key} {shown(value)}" for key, value in checks.items())
         rules.append(f"  {rule.weight:g}: {listed}")
-    return "\n".join(
-        [
-            f"=== {template.name} ({template.category}; {size}; {template.source or 'no source'})",
-            prompt + "|",
-            "--- format:",
-            *(rules or ["  constant 1"]),
-        ]
-    )
+    rules = rules or ["  constant 1"]
+    head = f"=== {template.name} ({template.category}; {size}; {template.source or 'no source'})"
+    return "\n".join([head, f"{prompt}|", "--- format:", *rules])
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(options: argparse.Namespace) -> None:
+def check_bank(options: argparse.Namespace) -> None:
     """Validate the bank and show its templates."""
     if options.bank == "" or options.tokenizer == "":
         raise BankError("BANK and --tokenizer must not be empty (an unset shell variable?)")
@@ -78,8 +73,10 @@ def published(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
-    command = {"check": check, "published": published}[options.command]
-    return run("prompt_aug.templates", lambda: command(options), interrupted="nothing was written")
+    command = {"check": check_bank, "published": published}[options.command]
+    return run_command(
+        "prompt_aug.templates", lambda: command(options), interrupted="nothing was written"
+    )
 
 
 if __name__ == "__main__":

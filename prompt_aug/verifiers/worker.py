@@ -58,7 +58,7 @@ def named(path: str) -> tuple[str, str, dict[str, Any]]:
     return place, name, {x.arg: ast.literal_eval(x.value) for x in call.keywords}
 
 
-def load(path: str) -> Function:
+def load_function(path: str) -> Function:
     """Return the function of a path, with its parameters. Raises ImportError with a remedy.
 
     Makes its module's imports inside functions, too: otherwise each call would make them.
@@ -200,7 +200,7 @@ def main() -> None:
     with suppress(OSError, AttributeError):  # orphans of a dead child become our children
         forks.LIBC.prctl(forks.PR_SET_CHILD_SUBREAPER, 1)
     try:
-        _functions.update({path: load(path) for path in json.loads(paths)})
+        _functions.update({path: load_function(path) for path in json.loads(paths)})
         ready = "correct"
     except ImportError as error:  # reported to the caller, which raises GraderError
         ready = str(error)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from recipe.config.settings import defaults
 from recipe.errors import ConfigError
-from recipe.run import host
+from recipe.machine import host
 
 CONFIG = Path(__file__).resolve().parent
 ROOT = "recipe"  # this project's composition; verl's own is ppo_trainer

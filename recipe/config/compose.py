@@ -22,7 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
 from recipe.config.base import CONFIG, base, flat, is_in, known_keys, readable, reading, search_path
-from recipe.config.sizes import set_sizes
 from recipe.config.verl import (
     ASYNCHRONOUS,
     CORRECTION,
@@ -35,11 +34,12 @@ from recipe.config.verl import (
     wrong_values,
 )
 from recipe.errors import ConfigError
-from recipe.run import host
+from recipe.machine import host
+from recipe.machine.sizes import set_sizes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks, and mappings
-# whose keys are data sources, which `recipe.preflight.data` checks.
+# whose keys are data sources, which `recipe.start.data` checks.
 ARGUMENTS = (
     "recipe.advantage.arguments",
     "recipe.weights.arguments",

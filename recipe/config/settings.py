@@ -2,7 +2,7 @@
 
 hydra gets the defaults from here (`recipe.config.compose`). ``python -m recipe.train --keys``
 prints the keys. A setting that is `free` may change when a run is resumed. Rules about several keys
-together are in `recipe.preflight`.
+together are in `recipe.start`.
 """
 
 from collections.abc import Iterator

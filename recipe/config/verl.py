@@ -21,7 +21,7 @@ from recipe.config.settings import Recipe
 from recipe.config.verl_types import TYPES
 from recipe.errors import ConfigError
 
-KEYS, MOVED = CONFIG.parent / "preflight" / "keys.yaml", CONFIG / "moved.yaml"
+KEYS, MOVED = CONFIG / "keys.yaml", CONFIG / "moved.yaml"
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{A}.policy_loss.loss_mode", "algorithm.rollout_correction"

@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import add_steps, existing, make_parser, run
+from prompt_aug.base.commands import add_steps, existing, make_parser, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, InUseError, digests, lock, read_json, sync, write_json
 from prompt_aug.base.progress import Progress
 from recipe.export import ExportError, Lora
-from recipe.run import checkpoints, environment, model_files
-from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, select
+from recipe.machine import environment, model_files
+from recipe.run import checkpoints
+from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, recorded_model, select
 
 DTYPES = ("float32", "bfloat16")
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
@@ -142,7 +143,7 @@ def export_start(run: Path, config: dict[str, Any], accept: Sequence[str]) -> No
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ExportError(f"{folder} is not a Hugging Face model: config.json is missing")
-        if start := model_files.recorded(run)[0]:
+        if start := recorded_model(run)[0]:
             manifest["accepted"] = model_files.compare(str(folder), start, accept)
         manifest["model_path"] = str(folder.resolve())
         manifest["files"] = digests([p for p in folder.iterdir() if p.is_file()], folder)
@@ -174,7 +175,7 @@ def export_step(
     """Merge, verify, rename, write the manifest; raises ExportError or what the merger raises."""
     lora = lora_of(config, source)
     world_size = check_source(source)
-    found, start = {}, model_files.recorded(run)[0]
+    found, start = {}, recorded_model(run)[0]
     if start:  # verl may have lost ends of a turn, so the export gets those of the start model
         allowed = {*accept, model_files.GENERATION}
         found = model_files.compare(str(source / "huggingface"), start, allowed)
@@ -246,7 +247,7 @@ def export(options: argparse.Namespace) -> int:
     exports.mkdir(exist_ok=True)
     if not os.access(exports, os.W_OK):
         raise ExportError(f"{exports}: not writable. Make it writable; {KEPT}.")
-    notes += filter(None, [model_files.recorded(run)[1]])
+    notes += filter(None, [recorded_model(run)[1]])
     with Progress("export", len(sources), "steps") as bar:
         for note in notes:
             bar.say(f"recipe.export: {note}")
@@ -284,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--accept", nargs="+", default=[], choices=model_files.FILES,
         help="files of the checkpoints that may load unlike the start model's")  # fmt: skip
     given = parser.parse_args(arguments)
-    return run("recipe.export", lambda: export(given), interrupted=KEPT)
+    return run_command("recipe.export", lambda: export(given), interrupted=KEPT)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtens
 from prompt_aug.base.files import read_json, write_json
 from recipe.export import Lora
 from recipe.export import lora as adapters
-from recipe.export.shards import load, merged
-from recipe.run import model_files
+from recipe.export.shards import load_shard, merged
+from recipe.machine import model_files
 from recipe.run.checkpoints import shard_name
 
 
@@ -48,7 +48,7 @@ class StatedDtypeMerger(FSDPModelMerger):
         return None
 
     def _load_shard(self, world_size: int, rank: int) -> dict[str, Any]:
-        return load(Path(self.config.local_dir) / shard_name("model", world_size, rank))
+        return load_shard(Path(self.config.local_dir) / shard_name("model", world_size, rank))
 
     def _load_rank_zero_state_dict(self, world_size: int) -> dict[str, Any]:
         return self._load_shard(world_size, 0)

@@ -44,7 +44,7 @@ def merged(parts: Sequence[DTensor], rank: int = 0, ranks: int = 1) -> torch.Ten
     return joined if chunk.shape == joined.shape else chunk.clone()
 
 
-def load(path: Path) -> Any:
+def load_shard(path: Path) -> Any:
     """Read a shard; it runs no code."""
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
@@ -115,7 +115,7 @@ def _write(folder: Path, before: int, rank: int, mesh: DeviceMesh) -> None:
     ranks = mesh.size()
     for kind in ("model", "optimizer"):
         paths = [folder / shard_name(kind, before, old) for old in range(before)]
-        states = [load(path) for path in paths if path.exists()]
+        states = [load_shard(path) for path in paths if path.exists()]
         if states:
             with replacing(folder / shard_name(kind, ranks, rank)) as file:
                 torch.save(divided(shards_of(states), mesh), file)

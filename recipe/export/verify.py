@@ -16,14 +16,16 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from prompt_aug.base.errors import UserError
 from recipe.export import Lora, MismatchError
 from recipe.export import lora as adapters
-from recipe.export.shards import load
-from recipe.run import model_files
+from recipe.export.shards import load_shard
+from recipe.machine import model_files
 from recipe.run.checkpoints import shard_name
 
 
 def load_shards(source: Path, world_size: int) -> list[adapters.State]:
     """Return the state dict of each rank, memory-mapped."""
-    return [load(source / shard_name("model", world_size, rank)) for rank in range(world_size)]
+    return [
+        load_shard(source / shard_name("model", world_size, rank)) for rank in range(world_size)
+    ]
 
 
 def _place(part: DTensor, rank: int) -> tuple[slice, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import wrapt
 
-from recipe.run.environment import RUN_ID
+from recipe.machine.environment import RUN_ID
 
 NAME = "/rl-colocate-zmq-"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import (
     MissingFileError,
     append_lines,
@@ -25,7 +26,7 @@ from prompt_aug.base.files import (
     write_lines,
 )
 from prompt_aug.typed import read_record, stored
-from recipe.run import environment
+from recipe.machine import environment
 
 MANIFEST = "manifest.json"  # written last: a folder is done if it is there
 CHECKPOINT = "global_step_"  # and the step: verl's name of a checkpoint's folder
@@ -58,7 +59,7 @@ class RunFolder:
     prompts = _At("prompts.yaml")  # templates, style and format setting of all prompts of the run
     script = _At("script.txt")  # what became of a launch script's settings
     environment = _At("environment.json")  # versions, platform, commit
-    model = _At("model.json")  # what loads of the start model (recipe.run.model_files)
+    model = _At("model.json")  # what loads of the start model (recipe.machine.model_files)
     metrics = _At("metrics.jsonl")  # a line per training step
     metrics_before = _At("metrics.before.jsonl")  # the lines of starts that saved nothing
     data_manifest = _At(f"data/{MANIFEST}")  # names the dropped questions
@@ -241,3 +242,32 @@ def record_environment(run_dir: Path) -> list[str]:
     write_json(path, {**first, "resumed": starts[1:]} if path.exists() else now)
     old, new = ({"commit": x.get("commit"), **x.get("packages", {})} for x in starts[-2:])
     return [f"{k} {v} -> {new[k]}" for k, v in old.items() if v != new.get(k, v)]
+
+
+def start_model(run: Path) -> dict[str, Any]:
+    """Return `describe` of a run's start model as it is now. Raises UserError or KeyError."""
+    from recipe.machine.model_files import describe  # slow to import
+
+    section = read_config(run)["actor_rollout_ref"]["model"]
+    overrides = section.get("override_config") or {}
+    return describe(section["path"], overrides.get("model_config", overrides))
+
+
+def record_model(run: Path) -> None:
+    """Write model.json at the first start of a run."""
+    if not (path := RunFolder(run).model).is_file():
+        write_json(path, start_model(run))
+
+
+@functools.cache
+def recorded_model(run: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return model.json; for an older run that of its start model as it is now, and a note."""
+    from recipe.machine.model_files import TYPES
+
+    if (path := RunFolder(run).model).is_file():
+        return read_record(path, *TYPES, **TYPES), ""
+    note = f"note: {run} has not recorded how its start model's files load"
+    try:
+        return start_model(run), f"{note}: compared with those of now"
+    except (UserError, KeyError):
+        return None, f"{note}, and they do not: tokenizer and config.json are unproven"

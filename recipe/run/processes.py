@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-from recipe.run.environment import RUN_DIR as MARK
+from recipe.machine.environment import RUN_DIR as MARK
 
 HEAD = "gcs_server"
 ENGINE = "VLLM::"  # first characters of the titles of vLLM's processes: VLLM::EngineCore

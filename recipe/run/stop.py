@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
+from recipe.machine.environment import DEADLINE
 from recipe.run import processes, progress
-from recipe.run.environment import DEADLINE
 from recipe.run.folder import RunFolder
 
 AGAIN = 75  # exit code, EX_TEMPFAIL of sysexits.h: ended early, the same command continues

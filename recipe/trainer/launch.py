@@ -15,8 +15,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.config import sizes, verl
-from recipe.run import checkpoints, ending, environment, folder, processes, progress, stop
+from recipe.config import verl
+from recipe.machine import environment, sizes
+from recipe.run import checkpoints, ending, folder, processes, progress, stop
 
 POLL = 2.0  # seconds between two checks of Ray's head process
 SPARE_SLOTS = 8  # of Ray, for the task runner and other actors of a run
@@ -40,7 +41,7 @@ def set_environment(config: DictConfig) -> None:
     os.environ[environment.RUN_ID] = secrets.token_hex(6)
 
 
-def run(config: DictConfig) -> None:
+def train(config: DictConfig) -> None:
     """Start Ray, the task runner and the training; at the end stop every process of the run."""
     run_dir = str(config.recipe.run_dir)
     processes.end(run_dir)  # those that a killed run may have left

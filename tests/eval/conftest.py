@@ -9,7 +9,7 @@ import pytest
 from fake_engine import Runner
 from tiny_model import save_tokenizer
 
-from eval.ask.benchmarks import BenchmarkRequest, LoadedBenchmark, load
+from eval.ask.benchmarks import BenchmarkRequest, LoadedBenchmark, load_benchmark
 from eval.ask.checkpoints import from_model
 from prompt_aug.questions import make_question, write_parquet
 
@@ -36,7 +36,9 @@ def make_benchmark(tmp_path: Path) -> Callable[..., LoadedBenchmark]:
             for i in range(questions)
         ]
         write_parquet(made, path)
-        return load(BenchmarkRequest(name=name, path=str(path), samples=samples), greedy=False)
+        return load_benchmark(
+            BenchmarkRequest(name=name, path=str(path), samples=samples), greedy=False
+        )
 
     return make
 

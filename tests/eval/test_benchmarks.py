@@ -14,7 +14,7 @@ from eval.ask.benchmarks import (
     BenchmarkRequest,
     LoadedBenchmark,
     known_benchmarks,
-    load,
+    load_benchmark,
     multiple_choice,
     parse_request,
 )
@@ -39,7 +39,7 @@ def test_a_request_is_parsed() -> None:
         with pytest.raises(UserError):
             parse_request(wrong)
     with pytest.raises(UserError, match="did you mean aime24"):
-        load(parse_request("AIME24"), greedy=True)
+        load_benchmark(parse_request("AIME24"), greedy=True)
 
 
 # ------------------------------------------------------------------------- sizes and digests
@@ -49,14 +49,14 @@ def test_the_published_suite_has_its_denominators(shared_data: Path) -> None:
     suite = shared_data / "evaluation_suite"
     folders = {"aime24": "aime", "amc": "amc", "math500": "math", "minerva": "minerva"}
     folders["olympiadbench"] = "olympiad_bench"
-    loaded = {n: load(request(n, suite / f), greedy=True) for n, f in folders.items()}
+    loaded = {n: load_benchmark(request(n, suite / f), greedy=True) for n, f in folders.items()}
     sizes = {name: len(benchmark.questions) for name, benchmark in loaded.items()}
     assert sizes == {"aime24": 30, "amc": 83, "math500": 500, "minerva": 272, "olympiadbench": 675}
     assert sum(sizes.values()) == 1560
     assert all(benchmark.samples == 1 for benchmark in loaded.values())
     assert all(question.answers for b in loaded.values() for question in b.questions)
     assert loaded["amc"].questions[0].answers == ("142",)  # stored as the float 142.0
-    assert load(request("aime24", suite / "aime"), greedy=False).samples == 32
+    assert load_benchmark(request("aime24", suite / "aime"), greedy=False).samples == 32
 
 
 def test_known_benchmarks_are_pinned() -> None:
@@ -73,7 +73,7 @@ def test_a_changed_hub_data_set_of_the_same_size_is_rejected(
     rows = datasets.Dataset.from_list([{"problem": f"{i}?", "answer": "7"} for i in range(30)])
     monkeypatch.setattr("eval.ask.benchmarks.load_rows", lambda *_, **__: rows)
     with pytest.raises(UserError, match="aime25: the content of hub:"):
-        load(BenchmarkRequest(name="aime25"), greedy=True)
+        load_benchmark(BenchmarkRequest(name="aime25"), greedy=True)
 
 
 def test_a_changed_copy_of_the_same_size_is_rejected(tmp_path: Path, shared_data: Path) -> None:
@@ -82,10 +82,10 @@ def test_a_changed_copy_of_the_same_size_is_rejected(tmp_path: Path, shared_data
     datasets.Dataset.from_list(rows[::-1]).save_to_disk(str(tmp_path / "backwards"))
     rows[7] = {**rows[7], "answer": "0"}
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "changed"))
-    load(request("aime24", tmp_path / "backwards"), greedy=True)
+    load_benchmark(request("aime24", tmp_path / "backwards"), greedy=True)
     with pytest.raises(UserError, match="aime24: the content"):
-        load(request("aime24", tmp_path / "changed"), greedy=True)
-    load(request("mine", tmp_path / "changed"), greedy=True)
+        load_benchmark(request("aime24", tmp_path / "changed"), greedy=True)
+    load_benchmark(request("mine", tmp_path / "changed"), greedy=True)
 
 
 # ------------------------------------------------------------------------- a user's own
@@ -103,7 +103,7 @@ def own(
 
 
 def load_own(path: Path) -> LoadedBenchmark:
-    return load(parse_request(f"mine={path}"), greedy=False)
+    return load_benchmark(parse_request(f"mine={path}"), greedy=False)
 
 
 def test_a_users_own_benchmark_is_a_yaml_file(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_the_messages_of_a_row_are_read_as_its_run_reads_them(tmp_path: Path) ->
     row |= {"data_source": "own", "reward_model": {"ground_truth": "7"}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     asked = request("own", tmp_path / "rows.jsonl")
-    (question,) = load(asked, greedy=True, reading="all").questions
+    (question,) = load_benchmark(asked, greedy=True, reading="all").questions
     assert (question.text, question.earlier) == (" Q?\n", (("user", "1?"), ("assistant", "1")))
-    assert load(asked, greedy=True, reading="last").questions[0].text == "Q?"
+    assert load_benchmark(asked, greedy=True, reading="last").questions[0].text == "Q?"
     with pytest.raises(UserError, match="2 user messages"):
-        load(asked, greedy=True)
+        load_benchmark(asked, greedy=True)
 
 
 def test_a_copy_of_a_known_benchmark_may_have_other_columns(
@@ -178,7 +178,9 @@ def test_a_copy_of_a_known_benchmark_may_have_other_columns(
         VERL,
     ):
         (tmp_path / "copy.jsonl").write_text(json.dumps(row))
-        (question,) = load(request("known", tmp_path / "copy.jsonl"), greedy=True).questions
+        (question,) = load_benchmark(
+            request("known", tmp_path / "copy.jsonl"), greedy=True
+        ).questions
         assert (question.text, question.answers) == ("1 + 1?", ("2",))
 
 
@@ -188,7 +190,7 @@ def test_repeated_rows_are_samples_of_one_question(
     def loaded(rows: str, name: str = "mine", **how: Any) -> tuple[int, int, int, int]:
         path = tmp_path / "rows.csv"
         path.write_text("\n".join(["question,answer", *(f"{i}?,{i}" for i in rows)]))
-        result = load(request(name, path), **{"greedy": False, **how})
+        result = load_benchmark(request(name, path), **{"greedy": False, **how})
         shown = capsys.readouterr().out.count("\n")
         return len(result.questions), result.size, result.samples, shown
 

@@ -94,8 +94,9 @@ def lose_rollouts() -> None:
 
 def main(arguments: list[str]) -> None:
     from recipe.config.compose import compose_config
-    from recipe.preflight.checks import check, prepare, validate
-    from recipe.run import environment
+    from recipe.machine import environment
+    from recipe.start.checks import check_run, prepare, validate
+    from recipe.start.rules import Setup
     from recipe.trainer import launch
 
     split = arguments.index("--")
@@ -106,15 +107,17 @@ def main(arguments: list[str]) -> None:
     os.environ[SHARED] = json.dumps({"methods": methods, "overrides": overrides})
     sys.path.insert(0, str(here.parent))
     for method in dict.fromkeys(methods):
-        validate(compose_config("toy_methods", settings(method, overrides)))
+        validate(Setup(compose_config("toy_methods", settings(method, overrides))))
     steps = f"trainer.total_training_steps={len(methods)}"
     config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
-    prepare(config, check(config))
+    setup = Setup(config)
+    check_run(setup)
+    prepare(setup)
     config.trainer.v1.trainer_mode = "shared_run"
     config.critic.enable = True  # its worker is started with the others
     environment.COMMON[SHARED] = os.environ[SHARED]  # the variables that Ray's actors inherit
-    launch.run(config)
+    launch.train(config)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import torch
 from prompt_aug.base.errors import UserError
 from recipe import doctor, trial
 from recipe.config.compose import compose_config
-from recipe.preflight.checks import validate
 from recipe.run.folder import append_metrics
+from recipe.start.checks import validate
+from recipe.start.rules import Setup
 
 INSTALL = doctor.INSTALL["cpu"]
 
@@ -83,10 +84,10 @@ def test_weights_that_did_not_arrive_fail(
     keys = (trial.CORRELATION, trial.KL)
     append_metrics(tmp_path, 1, dict(zip(keys, figures, strict=True)))
     with contextlib.nullcontext() if good else pytest.raises(UserError, match="actor's weights"):
-        assert tuple(trial.check(tmp_path).values()) == figures
+        assert tuple(trial.figures_of(tmp_path).values()) == figures
     append_metrics(tmp_path, 2, {trial.KL: 0.0})  # a figure that is missing
     with pytest.raises(UserError, match="=nan"):
-        trial.check(tmp_path)
+        trial.figures_of(tmp_path)
 
 
 def test_advantages_alternate() -> None:
@@ -103,12 +104,12 @@ def test_the_example_is_chosen_and_its_settings_pass_the_checks(
     command = trial.stages(tmp_path / "run", [])["train"]
     assert command[:2] == ["recipe.train", "toy"]
     config = compose_config("toy", command[2:])
-    validate(config)
+    validate(Setup(config))
     assert config.trainer.total_training_steps == config.trainer.save_freq == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     for nodes in (1, 2):  # all GPUs of each
         config = compose_config("toy", [*command[2:], f"trainer.nnodes={nodes}"])
-        validate(config)
+        validate(Setup(config))
         assert (config.trainer.device, config.trainer.n_gpus_per_node) == ("cuda", 8)
     (tmp_path / trial.SMOLLM2).mkdir(parents=True)
     _, example, *settings = trial.stages(tmp_path, ["a=1"])["train"]

@@ -20,7 +20,7 @@ from referee import GROUP, STEPS
 from tiny_model import save_tiny
 
 from recipe.config.base import CONFIG, flat
-from recipe.run.environment import COMMON, CPU
+from recipe.machine.environment import COMMON, CPU
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"

@@ -13,7 +13,7 @@ from verl.trainer.ppo.reward import get_custom_reward_fn
 import recipe.register
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.compute import compute_advantages
-from recipe.preflight.functions import trial_batch
+from recipe.start.functions import trial_batch
 
 NAMES = ["dr_grpo", "grpo", "maxrl", "rloo"]
 

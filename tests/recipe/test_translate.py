@@ -11,8 +11,8 @@ from prompt_aug.questions import make_question, write_parquet
 from recipe.config.compose import compose_config
 from recipe.config.verl import A, R
 from recipe.errors import ConfigError
-from recipe.preflight.rules import Setup
 from recipe.script import commands, unknown
+from recipe.start.rules import Setup
 from recipe.translate import Translation, translate
 
 MAIN = "python3 -m verl.trainer.main_ppo"

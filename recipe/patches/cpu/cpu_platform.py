@@ -11,7 +11,7 @@ import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from recipe.run import environment
+from recipe.machine import environment
 
 
 def _resident(*_: Any) -> int:

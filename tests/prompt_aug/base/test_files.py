@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_aug.base.commands import run
+from prompt_aug.base.commands import run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import (
     FileError,
@@ -64,7 +64,8 @@ def test_a_folder_that_was_moved_away_is_not_made_anew(
         with pytest.raises(FileError, match=f"{tmp_path / gone} was removed or moved"):
             write(logs)
         assert not (tmp_path / gone).exists()
-    assert run("again", lambda: write(logs), interrupted="") == 0  # another command of this process
+    # Another command of this process.
+    assert run_command("again", lambda: write(logs), interrupted="") == 0
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from prompt_aug.base.commands import run
+from prompt_aug.base.commands import run_command
 from prompt_aug.base.errors import UserError
 
 def work():
@@ -22,7 +22,7 @@ def work():
     if "task" in sys.argv[2]:
         raise ExceptionGroup("tasks", [UserError("the true error")])
 
-sys.exit(run("program", work, interrupted=""))
+sys.exit(run_command("program", work, interrupted=""))
 """
 
 
@@ -44,8 +44,8 @@ def test_a_reader_that_leaves_changes_neither_work_nor_error(
 def test_a_terminal_that_closes_is_no_error() -> None:
     """Writes to it fail with EIO, to standard error as well."""
     near, far = os.openpty()
-    code = "import os, sys, time; from prompt_aug.base.commands import run; os.read(0, 1); "
-    code += "sys.exit(run('x', lambda: print('lost') or print('lost', file=sys.stderr), "
+    code = "import os, sys, time; from prompt_aug.base.commands import run_command; os.read(0, 1); "
+    code += "sys.exit(run_command('x', lambda: print('lost') or print('lost', file=sys.stderr), "
     code += "interrupted=''))"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=far, stderr=far

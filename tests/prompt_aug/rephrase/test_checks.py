@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_aug.base.files import read_lines
-from prompt_aug.rephrase import check
+from prompt_aug.rephrase import check_text
 from prompt_aug.rephrase.reading import numbers, read
 
 FOLDER = Path(__file__).parent
@@ -76,7 +76,7 @@ def test_own_pairs() -> None:
     verdicts: dict[str, Counter[str]] = defaultdict(Counter)
     for pair in PAIRS:
         name = pair["set"] if pair["kind"] == "good" else pair["kind"]
-        verdicts[name][check(pair["question"], pair["candidate"]).verdict] += 1
+        verdicts[name][check_text(pair["question"], pair["candidate"]).verdict] += 1
     for name, share in MAY_BE_REJECTED.items():
         assert verdicts[name].total() >= 50
         assert verdicts[name]["reject"] <= share * verdicts[name].total()
@@ -112,21 +112,21 @@ TOLD = "Ann, who will have 17 apples, had 12 and purchased 5. What is her number
 def test_one_fault_at_a_time(
     candidate: str, more: dict[str, object], wanted: str, named: str | None
 ) -> None:
-    result = check(QUESTION, candidate, **more)  # type: ignore[arg-type]
+    result = check_text(QUESTION, candidate, **more)  # type: ignore[arg-type]
     assert result.verdict == wanted
     assert named is None or named in {reason.filter for reason in result.reasons}
     assert all(reason.detail for reason in result.reasons)
 
 
 def test_a_sum_is_not_rephrased_as_a_difference() -> None:
-    assert check("What is 74 + 38?", "Subtract 38 from 74.").verdict == "doubtful"
-    assert check("What is 74 - 38?", "Add 74 and 38.").verdict == "doubtful"
+    assert check_text("What is 74 + 38?", "Subtract 38 from 74.").verdict == "doubtful"
+    assert check_text("What is 74 - 38?", "Add 74 and 38.").verdict == "doubtful"
 
 
 @pytest.mark.parametrize("case", read_lines(FOLDER / "faults.jsonl"))
 def test_what_is_a_fault_and_what_is_none(case: dict[str, str]) -> None:
-    assert check(case["question"], case["good"]).reasons == ()
-    result = check(case["question"], case["faulty"])
+    assert check_text(case["question"], case["good"]).reasons == ()
+    result = check_text(case["question"], case["faulty"])
     assert result.verdict != "accept"
     assert case["named"] in {reason.filter for reason in result.reasons}
 
@@ -139,8 +139,8 @@ PIECES += ["0 times", "half of 0", "²", "3:00", "%", "√(", "-", "3\n1/2", "2/
 @settings(deadline=None)
 @given(st.text(max_size=200) | st.lists(st.sampled_from(PIECES), max_size=60).map(" ".join))
 def test_no_text_breaks_the_check(text: str) -> None:
-    assert check(text, text).verdict == "reject"
-    check(text, text.replace(" ", ""), [text])
+    assert check_text(text, text).verdict == "reject"
+    check_text(text, text.replace(" ", ""), [text])
 
 
 def test_one_edit_of_a_real_question_is_seen(shared_data: Path) -> None:
@@ -157,6 +157,6 @@ def test_one_edit_of_a_real_question_is_seen(shared_data: Path) -> None:
             old = place.group()
             new = signs[old] if old in signs else str(int(old) + rng.choice([1, 2, 5]))
             edited = question[: place.start()] + new + question[place.end() :]
-            changed[check(question, edited).verdict] += 1
+            changed[check_text(question, edited).verdict] += 1
     assert changed.total() > 120
     assert changed["accept"] <= 0.01 * changed.total()

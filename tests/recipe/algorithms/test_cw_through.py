@@ -14,8 +14,8 @@ from recipe.algorithms.compute import compute_advantages, ratio_temperature
 from recipe.algorithms.cw_grpo import CHOICES, PRESETS, gaussian_covariance, through_weights
 from recipe.algorithms.tokens import validated
 from recipe.config.compose import compose_config
-from recipe.preflight.algorithm import known_token_weight
-from recipe.preflight.rules import Setup
+from recipe.start.algorithm import known_token_weight
+from recipe.start.rules import Setup
 
 RESPONSE, TOKEN = "seq-mean-token-mean", "token-mean"
 MODES = [RESPONSE, TOKEN]

@@ -12,7 +12,7 @@ from verl.workers.config import ActorConfig
 import recipe.algorithms.gmpo  # noqa: F401  (registers the loss)
 from recipe.algorithms.fipo import FIPOLossConfig
 from recipe.algorithms.vespo import VESPOLossConfig
-from recipe.preflight.algorithm import HOMOGENEOUS
+from recipe.start.algorithm import HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
 

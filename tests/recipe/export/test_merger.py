@@ -22,7 +22,7 @@ from prompt_aug.turns import end_of_turn
 from recipe.export import __main__ as export
 from recipe.export.__main__ import main
 from recipe.export.verify import MismatchError, verify
-from recipe.run import model_files
+from recipe.run.folder import record_model
 
 pytestmark = pytest.mark.config
 
@@ -117,7 +117,7 @@ def test_an_export_ends_a_turn_as_the_start_model(
     started: Path, recorded: bool, saved: str | None
 ) -> None:
     if recorded:
-        model_files.record(started)
+        record_model(started)
     if saved:
         (started / "checkpoints/global_step_1/actor/huggingface" / GENERATION).write_text(saved)
     assert main([str(started)]) == 0
@@ -133,7 +133,7 @@ def test_an_export_ends_a_turn_as_the_start_model(
 
 
 def test_a_start_model_that_has_changed_since_the_run_began_is_no_step_0(started: Path) -> None:
-    model_files.record(started)
+    record_model(started)
     config = started.parent / "start" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.5}))
     assert main([str(started), "--steps", "0"]) == 1
@@ -144,7 +144,7 @@ def test_a_start_model_that_has_changed_since_the_run_began_is_no_step_0(started
 def test_a_wanted_change_of_the_checkpoint_is_accepted_and_stands_in_the_manifest(
     started: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model_files.record(started)
+    record_model(started)
     folder, name = started / "checkpoints/global_step_1/actor/huggingface", "chat_template.jinja"
     (folder / name).write_text((folder / name).read_text().replace("user", "person") + " ")
     assert main([str(started)]) == 1

@@ -185,7 +185,9 @@ def test_two_replicas_of_three_ranks_become_eight_ranks(tmp_path: Path) -> None:
     (tmp_path / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 6}')
     shards.reshard(tmp_path, 8)
     assert compare(load_shards(tmp_path, 8), full, torch.float32) == 14
-    extra = [shards.load(tmp_path / f"extra_state_world_size_8_rank_{r}.pt") for r in range(8)]
+    extra = [
+        shards.load_shard(tmp_path / f"extra_state_world_size_8_rank_{r}.pt") for r in range(8)
+    ]
     assert [state["rng"] for state in extra] == [0, 1, 2, 3, 4, 5, 0, 1]
 
 

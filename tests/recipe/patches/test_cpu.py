@@ -13,8 +13,8 @@ import pytest
 import torch
 from fresh_process import look
 
+from recipe.machine.model_files import HEAD_SIZES
 from recipe.patches.cpu.vllm_plugin import BLOCK, inverse_sample
-from recipe.run.model_files import HEAD_SIZES
 
 ON_CPU = pytest.mark.skipif(
     not importlib.metadata.version("torch").endswith("+cpu"),
@@ -209,8 +209,8 @@ def test_without_the_platform_cpu_nothing_is_changed(
 
 @ON_CPU
 def test_the_engine_gets_its_threads_if_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipe.machine.environment import ENGINE_THREADS
     from recipe.patches.cpu.cpu_platform import PlatformCPU
-    from recipe.run.environment import ENGINE_THREADS
 
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     monkeypatch.setenv(ENGINE_THREADS, "3")

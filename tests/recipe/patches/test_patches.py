@@ -26,7 +26,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 
 import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
 from recipe.patches import logprobs as patch
-from recipe.preflight.attention import difference
+from recipe.start.attention import difference
 
 pytestmark = pytest.mark.config
 

@@ -20,7 +20,8 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, WriteError, read_json
 from recipe import train
 from recipe.errors import ExhaustedError
-from recipe.run import ending, environment, host, progress
+from recipe.machine import environment, host
+from recipe.run import ending, progress
 from recipe.run import folder as run_folder
 from recipe.run.folder import RunFolder, append_metrics
 from recipe.run.stop import StoppedError
@@ -194,7 +195,7 @@ def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.Monke
     def run(_: Any) -> None:
         raise remote.as_instanceof_cause() from remote
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(launch, "train", run)
     code, text = train.carry_out(config)
     assert code == 75
     assert text.startswith("ended early: a signal asked; no step was done: the same command")

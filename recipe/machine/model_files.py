@@ -1,10 +1,9 @@
 """Checks of a model's files that need neither torch nor vLLM.
 
-A run records in model.json what loads of its start model beside the weights. Export and sweep
-compare a checkpoint with it, because a lost or changed file may load without an error.
+Export and sweep compare what loads of a checkpoint with what loaded of the run's start model
+(`recipe.run.folder`), because a lost or changed file may load without an error.
 """
 
-import functools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -16,7 +15,6 @@ from prompt_aug.base.files import read_json, write_json
 from prompt_aug.base.tokenizers import as_list, load_tokenizer, model_json
 from prompt_aug.turns import control_tokens, end_of_turn
 from prompt_aug.typed import read_record
-from recipe.run.folder import RunFolder, read_config
 
 # Of attention heads in vLLM 0.28 on a CPU; a test compares them, since vLLM's import takes seconds.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -176,28 +174,3 @@ def write_generation(target: Path, start: Mapping[str, Any]) -> None:
     own = {key: config[key] for key in IDS if key in config} if own is None else own
     ends = dict.fromkeys([*as_list(own.get("eos_token_id")), *start["ends"]])  # its own come first
     write_json(target / GENERATION, {**own, "eos_token_id": [*ends]})
-
-
-def start_model(run: Path) -> dict[str, Any]:
-    """Return `describe` of a run's start model as it is now. Raises UserError or KeyError."""
-    section = read_config(run)["actor_rollout_ref"]["model"]
-    overrides = section.get("override_config") or {}
-    return describe(section["path"], overrides.get("model_config", overrides))
-
-
-def record(run: Path) -> None:
-    """Write model.json at the first start of a run."""
-    if not (path := RunFolder(run).model).is_file():
-        write_json(path, start_model(run))
-
-
-@functools.cache
-def recorded(run: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return model.json; for an older run that of its start model as it is now, and a note."""
-    if (path := RunFolder(run).model).is_file():
-        return read_record(path, *TYPES, **TYPES), ""
-    note = f"note: {run} has not recorded how its start model's files load"
-    try:
-        return start_model(run), f"{note}: compared with those of now"
-    except (UserError, KeyError):
-        return None, f"{note}, and they do not: tokenizer and config.json are unproven"

@@ -13,9 +13,11 @@ from saved_checkpoint import save
 from prompt_aug.base.files import write_json
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.preflight import checks, resume
-from recipe.run import checkpoints, host
+from recipe.machine import host
+from recipe.run import checkpoints
 from recipe.run.folder import RunFolder
+from recipe.start import checks, resume
+from recipe.start.rules import Setup
 
 pytestmark = pytest.mark.config
 
@@ -40,9 +42,9 @@ def begun_at(checkpoint: object, new: RunFolder, *more: str) -> list[str]:
 
 def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: RunFolder) -> None:
     new = RunFolder(run.root.parent / "new")
-    config = compose_config("toy", begun_at(run.checkpoint(1), new))
-    checks.check(config)
-    assert resume.repair_checkpoints(config) == []
+    setup = Setup(compose_config("toy", begun_at(run.checkpoint(1), new)))
+    checks.check_run(setup)
+    assert resume.repair_checkpoints(setup) == []
     assert checkpoints.tracked_step(new.checkpoints) == 1
     assert checkpoints.damage(new.checkpoint(1)) is None and not new.checkpoint(2).exists()
     # Hard links: a run that saves the step once more writes into files of its own.
@@ -55,8 +57,8 @@ def test_a_run_begins_from_the_checkpoint_of_another_and_resumes_its_own(run: Ru
     (new.checkpoints / checkpoints.TRACKER).write_text("5")
     state = {"batches_fetched": 5, "line": {"step": 5}}  # then a kill
     write_json(new.checkpoint(5) / checkpoints.STATE, state)
-    assert "step 5 in metrics.jsonl" in resume.repair_checkpoints(config)[0]
-    assert resume.repair_checkpoints(config) == []
+    assert "step 5 in metrics.jsonl" in resume.repair_checkpoints(setup)[0]
+    assert resume.repair_checkpoints(setup) == []
     assert checkpoints.tracked_step(new.checkpoints) == 5  # a requeued run does not start anew
 
 
@@ -67,7 +69,7 @@ def test_a_manifest_of_another_kind_is_named(run: RunFolder, content: str) -> No
     run.data_manifest.parent.mkdir()
     run.data_manifest.write_text(content)
     with pytest.raises(ConfigError, match=str(run.data_manifest)):
-        checks.check(compose_config("toy", [f"recipe.run_dir={run.root}"]))
+        checks.check_run(Setup(compose_config("toy", [f"recipe.run_dir={run.root}"])))
 
 
 def test_a_checkpoint_that_cannot_begin_a_run_is_refused(run: RunFolder) -> None:
@@ -78,7 +80,7 @@ def test_a_checkpoint_that_cannot_begin_a_run_is_refused(run: RunFolder) -> None
         (run.checkpoint(2), ("recipe.seed=1",), "data.seed"),
     ):
         with pytest.raises(ConfigError, match=message):
-            checks.check(compose_config("toy", begun_at(path, new, *more)))
+            checks.check_run(Setup(compose_config("toy", begun_at(path, new, *more))))
     assert not new.root.exists()
 
 
@@ -86,12 +88,12 @@ def test_a_checkpoint_that_cannot_begin_a_run_is_refused(run: RunFolder) -> None
 def test_a_run_begins_on_fewer_ranks_than_its_checkpoint(tmp_path: Path, version: int) -> None:
     new, old = RunFolder(tmp_path / "new"), save(tmp_path, 1, ranks=2)
     write_json(old / "actor" / checkpoints.RANKS, {"FSDP_version": version, "world_size": 2})
-    config = compose_config("toy", begun_at(old, new))
+    setup = Setup(compose_config("toy", begun_at(old, new)))
     if version == 1:
         with pytest.raises(ConfigError, match=r"cannot be divided: .*strategy"):
-            resume.repair_checkpoints(config)
+            resume.repair_checkpoints(setup)
         return
-    (message,) = resume.repair_checkpoints(config)
+    (message,) = resume.repair_checkpoints(setup)
     assert "over 1 ranks instead of 2" in message
     assert checkpoints.damage(new.checkpoint(1)) is None
     assert checkpoints.saved_ranks(new.checkpoint(1) / "actor") == 1
@@ -105,7 +107,7 @@ from omegaconf import OmegaConf
 from saved_checkpoint import save
 from recipe import train
 from recipe.config.compose import compose_config
-from recipe.run import host
+from recipe.machine import host
 from recipe.run.folder import RunFolder
 
 name = sys.argv[1]

@@ -13,15 +13,12 @@ from prompt_aug.typed import shown
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
-from recipe.preflight.attention import ATTENTION, available, planned
-from recipe.preflight.estimate import LAYERS, adapted
-from recipe.preflight.rules import Check, Rule, Setup
+from recipe.machine.shapes import LAYERS
+from recipe.start.attention import ATTENTION, available, planned
+from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
-
-
-# ------------------------------------------------------------------------- keys with one value
 
 
 def fixed_keys(s: Setup) -> Iterator[str]:
@@ -80,8 +77,9 @@ def separate_engines(s: Setup) -> Iterator[str]:
         )
 
 
-FIXED: list[Check] = [
-    *(fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines, available),
+FIXED: list[Check] = [fixed_keys, own_folder_of_checkpoints, trainer_mode, separate_engines]
+FIXED += [
+    available,
     Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
@@ -103,12 +101,6 @@ FIXED: list[Check] = [
         "rewards and statistics need what prompt_augmentation writes. Leave the key alone, or "
         f"register your own loop with {R}.agent.agent_loop_config_path.",
     ),
-]
-
-
-# ------------------------------------------------------------------------- sampling
-
-SAMPLING: list[Check] = [
     Rule(
         f"{R}.val_kwargs.n {R}.val_kwargs.temperature",
         lambda s: s.rollout.val_kwargs.n > 1 and not s.rollout.val_kwargs.temperature,
@@ -118,17 +110,15 @@ SAMPLING: list[Check] = [
 ]
 
 
-# ------------------------------------------------------------------------- lengths
-
-
 def engine_length(s: Setup) -> Iterator[str]:
     """The engine's limit holds the longest prompt and response."""
-    key = f"{R}.max_model_len"
-    if (s.rollout.max_model_len or 0) < s.needed:
+    key, joint = f"{R}.max_model_len", s.recipe.rollout.joint_limit
+    needed = s.data.max_prompt_length + 1 if joint else s.longest
+    if (s.rollout.max_model_len or 0) < needed:
         yield s.message(
             key,
             "it is less than data.max_prompt_length + data.max_response_length = "
-            f"{s.longest}, so verl would silently cut responses. Set it to {s.needed} or more, "
+            f"{s.longest}, so verl would silently cut responses. Set it to {needed} or more, "
             "shorten data.max_response_length, or set recipe.rollout.joint_limit=true.",
         )
     if s.get(again := f"{R}.engine_kwargs.vllm.max_model_len"):
@@ -153,13 +143,11 @@ def token_limits(s: Setup) -> Iterator[str]:
             )
 
 
-# ------------------------------------------------------------------------- sizes that must divide
-
-
 def engine_gpus(s: Setup) -> Iterator[str]:
     """Engines divide the GPUs, and an engine is on one node or on whole nodes."""
     gpus = int(s.rollout.tensor_model_parallel_size)
-    if s.engine_gpus % gpus or (s.engine_node % gpus and gpus % s.engine_node):
+    node = (s.rollout if s.mode == SEPARATE else s.trainer).n_gpus_per_node
+    if s.engine_gpus % gpus or (node % gpus and gpus % node):
         yield s.message(
             TENSOR_GPUS,
             f"it does not divide the {s.engine_gpus} GPUs of the engines (nnodes x "
@@ -211,7 +199,7 @@ def micro_batches(s: Setup) -> Iterator[str]:
         return
     rows = s.batch * s.rollout.n
     sizes = {
-        "actor.ppo_micro_batch_size_per_gpu": s.rank_rows,
+        "actor.ppo_micro_batch_size_per_gpu": s.mini_rows // s.ranks,
         "rollout.log_prob_micro_batch_size_per_gpu": rows // s.ranks,
     }
     if s.actor.use_kl_loss or s.algorithm.use_kl_in_reward:
@@ -226,8 +214,8 @@ def micro_batches(s: Setup) -> Iterator[str]:
             )
 
 
-SIZES: list[Check] = [
-    *(engine_gpus, actor_rows, sequence_parallelism, micro_batches),
+SIZES: list[Check] = [engine_gpus, actor_rows, sequence_parallelism, micro_batches]
+SIZES += [
     Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,
@@ -243,9 +231,15 @@ SIZES: list[Check] = [
 ]
 
 
-# ------------------------------------------------------------------------- LoRA
-
 TARGETS, EXCLUDED = f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"
+
+
+def adapted(s: Setup) -> list[str]:
+    """Return the layers with a LoRA adapter."""
+    targets, excluded = s.get(TARGETS), s.get(EXCLUDED)
+    return [
+        x for x in (LAYERS if targets == "all-linear" else targets) if x not in (excluded or ())
+    ]
 
 
 def layers(s: Setup) -> Iterator[str]:
@@ -297,4 +291,4 @@ STRATEGY = Rule(
     f"torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
 )
 
-ENGINE: list[Check] = [STRATEGY, *FIXED, *SAMPLING, engine_length, token_limits, *SIZES]
+ENGINE: list[Check] = [STRATEGY, *FIXED, engine_length, token_limits, *SIZES]

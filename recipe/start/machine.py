@@ -11,23 +11,61 @@ from urllib.parse import urlparse
 from huggingface_hub import constants
 
 from prompt_aug.base.places import unwritable
-from recipe.config import sizes
-from recipe.config.shapes import known_shape
 from recipe.config.verl import A, R, own_gpus
-from recipe.preflight.estimate import GPUS, RESERVE, Estimate, Gpu, saved_bytes
-from recipe.preflight.rules import Check, Rule, Setup, is_missing
-from recipe.run import host
+from recipe.machine import host, memory, sizes
+from recipe.machine.environment import gpu_count
+from recipe.machine.memory import Estimate, Numbers, gpu_of
+from recipe.machine.model_files import unsupported_head
+from recipe.machine.shapes import Shape, known_shape
 from recipe.run.checkpoints import tracked_step
-from recipe.run.environment import gpu_count
-from recipe.run.model_files import unsupported_head
+from recipe.start.attention import planned
+from recipe.start.engine import adapted
+from recipe.start.rules import Check, Rule, Setup, is_missing
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
 GIB = 2**30
 VERL = "0.9.1"  # the release that this project extends
 CUDA = 13000  # 13.0, of the builds of torch and vLLM
-ASSUMED = "h100-80"  # where the GPU of a run is not known
+MOMENTS = {"AdamW8bit": 2, "SGD": 0}  # bytes a parameter; others have two in its precision
 TOLERATED = 1.1  # of a GPU's memory: estimates may be too high (examples/SIZES.md)
 LOGGERS = ("wandb", "mlflow", "swanlab", "clearml", "trackio", "tensorboard")  # also packages
+
+
+def numbers(s: Setup, shape: Shape) -> Numbers:
+    """Return the numbers that determine memory and time of a run of a model."""
+    actor, rollout, fsdp = s.actor, s.rollout, s.actor.fsdp_config
+    size = 4 if fsdp.model_dtype in (None, "fp32", "float32") else 2
+    dynamic = bool(actor.use_dynamic_bsz)
+    offloaded = bool(fsdp.offload_policy and actor.strategy == "fsdp2")
+    offload = {"parameters": fsdp.param_offload, "moments": fsdp.optimizer_offload}
+    return Numbers(
+        shape=shape,
+        gpus=s.gpus,
+        engine_gpus=s.engine_gpus,
+        tensor=rollout.tensor_model_parallel_size,
+        fsdp_size=fsdp.fsdp_size,
+        sequence_ranks=s.sequence_ranks(),
+        mini_rows=s.mini_rows,
+        critic_rows=s.config.critic.ppo_mini_batch_size * rollout.n if s.critic else 0,
+        tokens=actor.ppo_max_token_len_per_gpu if dynamic else s.micro_rows * s.longest,
+        dynamic=dynamic,
+        responses=s.batch * rollout.n,
+        longest_prompt=s.data.max_prompt_length,
+        longest_response=s.data.max_response_length,
+        parameter_bytes=size,
+        moment_bytes=MOMENTS.get(str(actor.optim.optimizer), 2 * size),
+        adapter=shape.adapter(rank, adapted(s)) if (rank := s.model.lora_rank) else 0,
+        fused=bool(s.model.use_fused_kernels),
+        masked=bool(s.model.use_remove_padding and planned(s)[0] == "sdpa"),
+        offloaded=offloaded,
+        beside_engine=tuple(x for x, off in offload.items() if not (off or offloaded)),
+        utilization=rollout.gpu_memory_utilization,
+        sequences=rollout.max_num_seqs,
+        passes=2 if actor.use_kl_loss or s.algorithm.use_kl_in_reward else 1,
+        epochs=actor.ppo_epochs,
+        values=s.facts.critic,
+        test_freq=s.trainer.test_freq,
+    )
 
 
 def room(s: Setup) -> Iterator[str]:
@@ -39,7 +77,7 @@ def room(s: Setup) -> Iterator[str]:
     needed = LEAST_FREE * 2**30
     saves = s.trainer.save_freq > 0 and not tracked_step(Path(s.trainer.default_local_dir))
     if shape and saves:  # the trainer checks the room of each later one
-        needed = max(needed, saved_bytes(s, shape))
+        needed = max(needed, numbers(s, shape).saved_bytes())
     if (free := host.free_gib(run_dir) * 2**30) < needed:
         yield (
             f"recipe.run_dir={run_dir}: {free / 1e9:.1f} GB free there, and a checkpoint and the "
@@ -121,41 +159,26 @@ def environment(s: Setup) -> Iterator[str]:
         )
 
 
-def gpu_of(s: Setup) -> tuple[str, Gpu, bool]:
-    """Return name and numbers of a run's GPU, and whether it is known: chosen, or here.
-
-    Here it is the smallest one. One that is not listed is taken to be as fast as the assumed one.
-    """
-    if s.gpu:
-        return s.gpu, GPUS[s.gpu], True
-    # RECIPE_MACHINE: a login node, whose GPU is not that of the job (scripts/submit.sh).
-    found = host.cards() if s.here or not os.environ.get("RECIPE_MACHINE") else []
-    if not found:
-        return f"{ASSUMED} (assumed)", GPUS[ASSUMED], False
-    name, memory, _ = min(found, key=lambda card: card.memory)
-    alike = [kind for kind in GPUS if kind.partition("-")[0] in name.replace(" ", "").lower()]
-    kind = min(alike or [ASSUMED], key=lambda kind: abs(GPUS[kind].memory - memory))
-    text = name if alike else f"{name} (speed of {kind} assumed)"
-    return text, GPUS[kind]._replace(memory=memory), True
-
-
-def misfits(e: Estimate) -> Iterator[tuple[float, str]]:
+def misfits(s: Setup, e: Estimate) -> Iterator[tuple[float, str]]:
     """Yield a share of a GPU's memory above 1, with a message, for each part that does not fit."""
-    s, room, memory = e.setup, e.gpu.memory, e.actor_memory()
+    room, actor = e.gpu.memory, e.actor_memory()
     share = f"{R}.gpu_memory_utilization"
-    engine_room = room * s.rollout.gpu_memory_utilization
-    engine = RESERVE + (2 * e.shape.parameters + s.longest * e.shape.kv_bytes) / e.tensor
-    both = engine_room + (0 if own_gpus(s.config) else e.beside_engine())
+    both = e.engine_room() + (0 if own_gpus(s.config) else e.beside_engine())
     offload = " and ".join(f"{A}.fsdp_config.{x}_offload=true" for x in ("param", "optimizer"))
     tokens = "max_token_len" if s.actor.use_dynamic_bsz else "micro_batch_size"
     key, remedy = f"{A}.ppo_{tokens}_per_gpu", "Lower it, or take more GPUs."
-    if memory["states"] > room:
+    if actor["states"] > room:
         key, remedy = "recipe.model_path", "Take more GPUs, or train LoRA (examples/lora)."
     cache = "the engine's weights and the cache of one longest sequence"
     parts = [
-        (sum(memory.values()), room, key, f"the actor. {remedy}"),
+        (sum(actor.values()), room, key, f"the actor. {remedy}"),
         (both, room, share, f"engine and trained states. Lower it, or set {offload}."),
-        (engine, engine_room, share, f"{cache}. Raise it, or {R}.tensor_model_parallel_size."),
+        (
+            e.engine_memory(),
+            e.engine_room(),
+            share,
+            f"{cache}. Raise it, or {R}.tensor_model_parallel_size.",
+        ),
     ]
     for needed, given, name, text in parts:
         if needed > given:
@@ -168,8 +191,8 @@ def gpu_memory(s: Setup) -> Iterator[str]:
     shape = known_shape(s.recipe.model_path)
     if s.trainer.device != "cuda" or shape is None:
         return
-    name, gpu, known = gpu_of(s)
-    for share, message in misfits(Estimate(s, shape, gpu)):
+    name, gpu, known = gpu_of(s.gpu, here=s.here)
+    for share, message in misfits(s, Estimate(numbers(s, shape), gpu)):
         if known and share > TOLERATED and (s.here or s.gpu):
             yield message
         else:
@@ -181,10 +204,11 @@ def cpu_memory(s: Setup) -> Iterator[str]:
     shape = known_shape(s.recipe.model_path)
     if s.trainer.device != "cpu" or shape is None:
         return
-    needed, total = sizes.memory(s.config, shape), sizes.total_memory()
+    run, total = sizes.on_cpu(s.config, shape), memory.total_memory()
+    needed = run.needed()
     if needed <= 0.95 * total:
         return
-    tokens = sizes.fitting_tokens(s.config, shape)
+    tokens = run.fitting_tokens()
     if tokens < s.longest:
         key, remedy = "recipe.model_path", "Choose a smaller model, or GPUs (machine=gpu)"
     elif s.actor.use_dynamic_bsz:
@@ -227,8 +251,8 @@ def lacks_wandb_key(s: Setup) -> bool:
         return True
 
 
-MACHINE: list[Check] = [
-    *(environment, room, cache, ray, gpus, gpu_memory, cpu_memory, cpu_engine),
+MACHINE: list[Check] = [environment, room, cache, ray, gpus, gpu_memory, cpu_memory, cpu_engine]
+MACHINE += [
     Rule(
         "trainer.logger",
         # verl imports them last

@@ -4,20 +4,20 @@ With ``attn_implementation: null`` (config/machine/gpu.yaml) the first start cho
 choice to the run's config.yaml. A resumed run keeps it.
 """
 
-import importlib.metadata
 import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from prompt_aug.base.tokenizers import model_json
 from recipe.config.compose import one_line
 from recipe.config.verl import MODEL
-from recipe.preflight.rules import Setup, refuse
-from recipe.run import host
+from recipe.machine import host
+from recipe.machine.host import installed
 from recipe.run.folder import read_config
+from recipe.start.rules import Setup, refuse
 
 VARLEN = "torch_varlen"  # recipe/actor/varlen.py
 BUILT_IN = ("eager", "sdpa", "flex_attention", VARLEN)
@@ -30,11 +30,6 @@ DTYPES |= {"fp16": torch.float16, "float16": torch.float16}
 IF_EQUAL = "if it agrees with eager attention on the GPU at the start, else sdpa"
 LENGTHS = (7, 1, 40)  # tokens of the rows that are tried
 TRIAL_SECONDS = 300
-
-
-def installed(package: str) -> bool:
-    """Return whether a distribution is installed; flash-attn and flash-attn-4 share a module."""
-    return any(importlib.metadata.distributions(name=package))
 
 
 def recorded(s: Setup) -> str | None:
@@ -100,16 +95,15 @@ def planned(s: Setup) -> tuple[str, str]:
     return first, unsuited(s) if first == "sdpa" else IF_EQUAL
 
 
-def settle(config: DictConfig) -> list[str]:
+def settle(s: Setup) -> list[str]:
     """Replace null by the first attention that agrees with eager; return a message."""
-    s = Setup(config)
     if not (keys := [key for key in KEYS if s.get(key) is None]):
         return []
     name, why = planned(s)
     if why == IF_EQUAL:
         name, why = agreeing(s)
     for key in keys:
-        OmegaConf.update(config, key, name, force_add=True)
+        OmegaConf.update(s.config, key, name, force_add=True)
     refuse([available], s)
     return [f"attention {name}: {why}"]
 

@@ -21,8 +21,9 @@ from recipe.config.base import base, flat, known_keys
 from recipe.config.compose import compose_config
 from recipe.config.verl import LOSS, SWITCHES
 from recipe.errors import ConfigError
-from recipe.preflight.checks import validate
-from recipe.preflight.questions import check_verifiers, counts_of, weighted
+from recipe.start.checks import validate
+from recipe.start.questions import check_verifiers, counts_of, weighted
+from recipe.start.rules import Setup
 from recipe.trainer import launch
 
 A, R, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -63,12 +64,12 @@ def test_a_bad_value_is_refused(toy: Any, setting: str, named: str) -> None:
     key = setting.partition("=")[0]
     assert key in known_keys(), f"{key} is no key: the case tests nothing"
     with changed(toy, [setting]), pytest.raises(ConfigError) as refused:
-        validate(toy)
+        validate(Setup(toy))
     assert named in str(refused.value)
 
 
 def test_the_configuration_of_these_cases_is_valid(toy: Any) -> None:
-    validate(toy)
+    validate(Setup(toy))
 
 
 def test_every_key_of_ours_has_a_type_and_a_meaning_and_every_typed_key_exists() -> None:
@@ -177,8 +178,7 @@ def tried(**functions: str) -> dict[str, Any]:
     limits = VerifierLimits(cpu_seconds=0.5, memory_gib=0.1).model_dump()
     verifiers = {source: f"own_verifiers.{name}" for source, name in functions.items()}
     reward = {"verifiers": verifiers, "verifier_limits": limits, "extraction": "default"}
-    config = OmegaConf.create({"recipe": {"reward": reward}})
-    return check_verifiers(config, questions(a=2, b=1))
+    return check_verifiers(OmegaConf.create(reward), questions(a=2, b=1))
 
 
 @pytest.mark.config  # starts worker processes

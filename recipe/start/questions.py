@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -15,7 +14,6 @@ from omegaconf import DictConfig, open_dict
 from prompt_aug.base.commands import python_command
 from prompt_aug.extraction import extraction
 from prompt_aug.grading.pool import GraderError
-from prompt_aug.prompts import Prompts
 from prompt_aug.questions import (
     SHOWN_ERRORS,
     Question,
@@ -31,9 +29,9 @@ from prompt_aug.turns import control_token
 from prompt_aug.typed import Positive, read_record, shown, stored
 from prompt_aug.verifiers import Verified, verifier_row, verifiers_of
 from recipe.errors import ConfigError
-from recipe.preflight.data import limited, paths_of, too_few
-from recipe.preflight.rules import Setup
 from recipe.run.folder import RunFolder
+from recipe.start.data import limited, paths_of, too_few
+from recipe.start.rules import Setup
 
 WEIGHTS, VERIFIERS = "recipe.source_weights", "recipe.reward.verifiers"
 TooLong = Callable[[list[Question]], list[Overlong]]  # under the templates that may be drawn
@@ -52,78 +50,71 @@ class Split:
     samples: list[int] | None = None  # of each question, in validation
 
 
-def prepare_data(config: DictConfig, prompts: Prompts, tokenizer: Any) -> dict[str, Any]:
+def prepare_data(s: Setup, tokenizer: Any) -> dict[str, Any]:
     """Write the questions into the run folder, and point verl at them; return their record.
 
     Raises ConfigError before anything is written.
     """
-    train = training(config, prompts, tokenizer)
-    test = validation(config, prompts, tokenizer, {q.uid for q in train.questions})
+    train = training(s, tokenizer)
+    test = validation(s, tokenizer, {q.uid for q in train.questions})
     record = {"train": train.record, "test": test.record}
-    record["verifiers"] = check_verifiers(config, [*train.available, *test.available])
-    folder = RunFolder(Path(config.recipe.run_dir))
+    record["verifiers"] = check_verifiers(s.reward, [*train.available, *test.available])
     for name, key, split in (("train", "train_files", train), ("test", "val_files", test)):
         rows = [dataclasses.replace(question, split=name) for question in split.questions]
-        write_parquet(rows, folder.data(name), split.samples)
-        with open_dict(config):
-            config.data[key] = [str(folder.data(name))]
+        write_parquet(rows, s.folder.data(name), split.samples)
+        with open_dict(s.config):
+            s.data[key] = [str(s.folder.data(name))]
     # verl would filter again, by the tokenizer's chat template, and without one drop all.
-    config.data.filter_overlong_prompts = False
-    steps = last_step(config, train.record["steps_per_epoch"])
-    config.trainer.total_training_steps = steps
+    s.data.filter_overlong_prompts = False
+    s.trainer.total_training_steps = last_step(s.config, train.record["steps_per_epoch"])
     return record
 
 
-def training(config: DictConfig, prompts: Prompts, tokenizer: Any) -> Split:
+def training(s: Setup, tokenizer: Any) -> Split:
     """Select the training questions: those that fit under every template that may be drawn.
 
     Draws change with the epoch.
     """
-    setup, names = Setup(config), list(config.recipe.augment.templates or prompts.bank.names)
-    kept, too_long, dropped, available = fitting(config, prompts, tokenizer, "train_files", names)
-    check_tags("templates", names, prompts, kept[0], tokenizer)
+    kept, too_long, dropped, available = fitting(s, tokenizer, "train_files", s.templates)
+    check_tags(s, "templates", s.templates, kept[0], tokenizer)
     record: dict[str, Any] = {"questions": len(kept)}
-    rows, rephrasings = fit_rephrasings(kept, too_long, config)
-    rows = only_question(weighted(rows, config.recipe.source_weights), config)
-    if errors := list(too_few(len(rows), setup)):
+    rows, rephrasings = fit_rephrasings(kept, too_long, s)
+    rows = only_question(weighted(rows, s.recipe.source_weights), s)
+    if errors := list(too_few(len(rows), s)):
         raise ConfigError("\n".join(errors))
-    record["steps_per_epoch"] = limited(len(rows), setup) // setup.batch
-    record |= rephrasings | recorded(config, "train", rows, rows, dropped)
+    record["steps_per_epoch"] = limited(len(rows), s) // s.batch
+    record |= rephrasings | recorded(s, "train", rows, rows, dropped)
     return Split(rows, available, record)
 
 
-def validation(config: DictConfig, prompts: Prompts, tokenizer: Any, trained: set[str]) -> Split:
+def validation(s: Setup, tokenizer: Any, trained: set[str]) -> Split:
     """Select the validation questions: those that fit under their own template."""
-    setup, names = Setup(config), [config.recipe.augment.validation_template]
-    rows, _, dropped, available = fitting(config, prompts, tokenizer, "val_files", names)
-    check_tags("validation_template", names, prompts, rows[0], tokenizer)
-    kept, samples = samples_of(rows, setup.rollout.val_kwargs.n)
-    best, written = config.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
+    names = [s.recipe.augment.validation_template]
+    rows, _, dropped, available = fitting(s, tokenizer, "val_files", names)
+    check_tags(s, "validation_template", names, rows[0], tokenizer)
+    kept, samples = samples_of(rows, s.rollout.val_kwargs.n)
+    best, written = s.recipe.keep_best, {f"val/{q.source}/accuracy" for q in kept}
     if best and best not in written:
         raise ConfigError(
             f"recipe.keep_best={best}: no validation on data.val_files writes it. Set "
             f"{' or '.join(sorted(written))}."
         )
-    check_held_out(kept, trained, setup)
-    record = recorded(config, "test", rows if samples else kept, kept, dropped)
+    check_held_out(kept, trained, s)
+    record = recorded(s, "test", rows if samples else kept, kept, dropped)
     return Split(kept, available, {"questions": len(kept), **record}, samples)
 
 
 def recorded(
-    config: DictConfig,
-    split: str,
-    rows: list[Question],
-    kept: list[Question],
-    dropped: list[Overlong],
+    s: Setup, split: str, rows: list[Question], kept: list[Question], dropped: list[Overlong]
 ) -> dict[str, Any]:
     """Return the record of a split; ConfigError if the run's earlier steps had other `rows`.
 
     config.yaml has only the name of the file. With other content the order of questions, the draws
     of templates and the questions' histories would belong to another set.
     """
-    folder = RunFolder(Path(config.recipe.run_dir))
+    folder = s.folder
     # Own verifiers may read any column.
-    digest = questions_digest(rows, bool(config.recipe.reward.verifiers))
+    digest = questions_digest(rows, bool(s.reward.verifiers))
     if folder.begun and folder.data_manifest.is_file():
         key = "train_files" if split == "train" else "val_files"
         if read_manifest(folder).get(split, {}).get("digest", digest) != digest:
@@ -135,7 +126,7 @@ def recorded(
     return {
         "digest": digest,
         "rows_of_source": counts_of(kept),
-        "max_prompt_length": int(config.data.max_prompt_length),
+        "max_prompt_length": int(s.data.max_prompt_length),
         "dropped": [dataclasses.asdict(d) for d in dropped],
     }
 
@@ -159,14 +150,14 @@ def last_step(config: DictConfig, steps_per_epoch: int) -> int:
 # ------------------------------------------------------------------------- reading
 
 
-def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Question]:
+def read_questions(s: Setup, path: str, key: str, tokenizer: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if a text of one contains a special token."""
-    style, system = config.recipe.augment.style, config.recipe.augment.system
+    style, system = s.recipe.augment.style, s.recipe.augment.system
     try:
         questions = read_parquet(path, Form(style=style, system=system).reading)
     except QuestionError as error:
         raise ConfigError(f"data.{key}={error}") from error
-    errors, count = [], int(config.recipe.rephrasings.count)
+    errors, count = [], int(s.rephrasings)
     for row, question in enumerate(questions if style != "row" else ()):
         own = question.system if system == "row" else None
         texts = (question.text, own or "", *question.rephrasings[:count])
@@ -181,17 +172,17 @@ def read_questions(path: str, key: str, tokenizer: Any, config: Any) -> list[Que
 
 
 def fitting(
-    config: DictConfig, prompts: Prompts, tokenizer: Any, key: str, names: list[str]
+    s: Setup, tokenizer: Any, key: str, names: list[str]
 ) -> tuple[list[Question], TooLong, list[Overlong], list[Question]]:
     """Return the questions of ``data.KEY`` that fit the prompt limit under all templates.
 
     Also the function that measures questions, those that are too long, and all.
     """
-    limit = int(config.data.max_prompt_length)
-    too_long = functools.partial(prompts.overlong, names=names, tokenizer=tokenizer, limit=limit)
-    paths = paths_of(config.data[key])
-    questions = [q for path in paths for q in read_questions(path, key, tokenizer, config)]
-    graded = config.recipe.reward.verifiers or {}
+    limit = int(s.data.max_prompt_length)
+    too_long = functools.partial(s.prompts.overlong, names=names, tokenizer=tokenizer, limit=limit)
+    paths = paths_of(s.data[key])
+    questions = [q for path in paths for q in read_questions(s, path, key, tokenizer)]
+    graded = s.reward.verifiers or {}
     records = [q for q in questions if q.source not in graded and any(map(is_record, q.answers))]
     if records:
         raise ConfigError(
@@ -199,7 +190,7 @@ def fitting(
             f"never earned. Set {VERIFIERS}.{records[0].source}, or write them as text."
         )
     own = sum(question.system is not None for question in questions)
-    if own and len(names) > 1 and config.recipe.augment.system == "row":
+    if own and len(names) > 1 and s.recipe.augment.system == "row":
         raise ConfigError(
             f"data.{key}: {own} questions have a system prompt, which would replace those of "
             f"{len(names)} templates. Set recipe.augment.mode=fixed with one template, or "
@@ -222,14 +213,12 @@ def fitting(
     return kept, too_long, dropped, questions
 
 
-def check_tags(
-    key: str, names: list[str], prompts: Prompts, question: Question, tokenizer: Any
-) -> None:
+def check_tags(s: Setup, key: str, names: list[str], question: Question, tokenizer: Any) -> None:
     """Reject templates that require a tag, such as ``<think>``, that the prompt opens already."""
     tags = {
         name: tag
         for name in names
-        if (tag := tag_opened_twice(prompts.bank[name], question, tokenizer, prompts.form))
+        if (tag := tag_opened_twice(s.prompts.bank[name], question, tokenizer, s.prompts.form))
     }
     if tags:
         raise ConfigError(
@@ -241,10 +230,10 @@ def check_tags(
 
 
 def fit_rephrasings(
-    questions: list[Question], too_long: TooLong, config: Any
+    questions: list[Question], too_long: TooLong, s: Setup
 ) -> tuple[list[Question], dict[str, int]]:
     """Return the questions with the first `recipe.rephrasings.count` that fit, and their counts."""
-    count, limit = int(config.recipe.rephrasings.count), int(config.data.max_prompt_length)
+    count, limit = int(s.rephrasings), int(s.data.max_prompt_length)
     if not count:
         return questions, {}
     listed = [(q, text) for q in questions for text in q.rephrasings[:count]]
@@ -255,7 +244,7 @@ def fit_rephrasings(
         if i not in long:
             used[question.uid].append(text)
     if not (total := sum(map(len, used.values()))):
-        file = paths_of(config.data.train_files)[0]
+        file = paths_of(s.data.train_files)[0]
         make = python_command("prompt_aug.rephrase", file, "OUT.parquet", "--model", "NAME")
         raise ConfigError(
             f"recipe.rephrasings.count={count}: no question of data.train_files has a rephrasing "
@@ -269,17 +258,17 @@ def fit_rephrasings(
     return kept, {"rephrasings": total, "rephrasings_too_long": len(long), "with_fewer": missing}
 
 
-def only_question(questions: list[Question], config: Any) -> list[Question]:
+def only_question(questions: list[Question], s: Setup) -> list[Question]:
     """Return the one question of 1-shot RLVR, repeated to a full batch; else all questions.
 
     ``recipe.one_question`` is its uid, or its row number from 0 among those that fit.
     """
-    chosen = config.recipe.one_question
+    chosen = s.recipe.one_question
     if chosen is None:
         return questions
     for i, question in enumerate(questions):
         if question.uid == chosen or (isinstance(chosen, int) and i == chosen):
-            return [question] * int(config.data.train_batch_size)
+            return [question] * int(s.batch)
     raise ConfigError(
         f"recipe.one_question={chosen}: no such question. Give the uid or the row number of one of "
         f"the {len(questions)} in data.train_files."
@@ -360,13 +349,12 @@ def counts_of(questions: Iterable[Question]) -> dict[str, int]:
     return dict(sorted(Counter(question.source for question in questions).items()))
 
 
-def check_verifiers(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
+def check_verifiers(reward: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
     """Call each verifier on the first row of its source; return their entries for the manifest.
 
     The responses are the gold answer and the empty text. Raises ConfigError if a source has no row,
     or if a call fails, as every call of the training would.
     """
-    reward = config.recipe.reward
     verifiers = verifiers_of(reward.verifiers, reward.verifier_limits)
     first: dict[str, Question] = {}
     for question in questions:

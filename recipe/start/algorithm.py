@@ -16,16 +16,13 @@ from recipe.config.verl import (
     R,
     has_no_gradient,
 )
-from recipe.preflight.rules import ADVANTAGE, Check, Rule, Setup
+from recipe.start.rules import ADVANTAGE, Check, Rule, Setup
 
 KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
 HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl", "vespo", "fipo")
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
-
-
-# ------------------------------------------------------------------------- functions by name
 
 
 def known_advantage(s: Setup) -> Iterator[str]:
@@ -75,9 +72,6 @@ def known_loss(s: Setup) -> Iterator[str]:
             f"not registered. Known are {', '.join(POLICY_LOSS_REGISTRY)}. Register yours with "
             "verl's @register_policy_loss in the module of the class.",
         )
-
-
-# ------------------------------------------------------------------------- reward and advantage
 
 
 def parts_of_the_reward(s: Setup) -> Iterator[str]:
@@ -184,8 +178,6 @@ REWARD: list[Check] = [
 ]
 
 
-# ------------------------------------------------------------------------- critic
-
 CRITIC: list[Check] = [
     Rule(
         f"{ADVANTAGE} critic.enable",
@@ -218,9 +210,6 @@ CRITIC: list[Check] = [
         f"the whole reward is on the last token here. Set {A}.use_kl_loss=true.",
     ),
 ]
-
-
-# ------------------------------------------------------------------------- loss
 
 
 def lost_weights(s: Setup) -> Iterator[str]:
@@ -313,13 +302,6 @@ LOSS_RULES: list[Check] = [
         "bypass_mode takes the engine's log-probabilities as the old ones, and verl 0.9.1's V1 "
         "trainer then ignores the other keys. Unset one or the other.",
     ),
-]
-
-
-# ------------------------------------------------------------------------- checkpoints by accuracy
-
-
-SAVING: list[Check] = [
     Rule(
         "recipe.keep_best trainer.test_freq",
         lambda s: s.recipe.keep_best and s.trainer.test_freq <= 0,
@@ -327,12 +309,5 @@ SAVING: list[Check] = [
         "recipe.keep_best=null.",
     ),
 ]
-ALGORITHM: list[Check] = [
-    known_advantage,
-    known_token_weight,
-    known_loss,
-    *REWARD,
-    *CRITIC,
-    *LOSS_RULES,
-    *SAVING,
-]
+
+ALGORITHM = [known_advantage, known_token_weight, known_loss, *REWARD, *CRITIC, *LOSS_RULES]

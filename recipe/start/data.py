@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from prompt_aug.base import tokenizers
 from prompt_aug.base.files import read_json, sha256
 from prompt_aug.questions import held_out_of, manifest_of
 from recipe.errors import ConfigError
-from recipe.preflight.rules import Check, Rule, Setup
-from recipe.run.model_files import model_folder
+from recipe.machine.model_files import model_folder
+from recipe.start.rules import Check, Rule, Setup
 
 SPLITS = ("train_files", "val_files")
 SMOLLM2 = "bash scripts/smollm2.sh"  # makes models/smollm2* and data/smollm2
@@ -143,13 +141,12 @@ def paths_of(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
 
 
-def load_tokenizer(config: DictConfig) -> Any:
+def load_tokenizer(s: Setup) -> Any:
     """Return the tokenizer of the start model; ConfigError if it cannot be loaded."""
     try:
-        return tokenizers.load_tokenizer(config.actor_rollout_ref.model.path)
+        return tokenizers.load_tokenizer(s.model.path)
     except tokenizers.TokenizerError as error:
-        path = config.actor_rollout_ref.model.path
-        raise ConfigError(f"recipe.model_path={path}: {error}") from error
+        raise ConfigError(f"recipe.model_path={s.model.path}: {error}") from error
 
 
 FILES: list[Check] = [files, one_preparation]

@@ -22,22 +22,12 @@ from prompt_aug.prepare import __main__ as prepare
 from prompt_aug.prepare import sources
 from prompt_aug.questions import held_out_of, manifest_of, read_parquet
 from recipe import shortcut, train
-from recipe.config import sizes
 from recipe.config.compose import compose_config, on_this_machine
-from recipe.config.shapes import Shape, shape_of
-from recipe.preflight.estimate import (
-    FAST,
-    GPUS,
-    LAYERS,
-    SLOW,
-    Estimate,
-    Gpu,
-    Speed,
-    saved_bytes,
-)
-from recipe.preflight.machine import cpu_engine, cpu_memory, gpu_memory, gpu_of
-from recipe.preflight.rules import Setup
-from recipe.run import host
+from recipe.machine import host, sizes
+from recipe.machine.memory import FAST, GPUS, SLOW, Estimate, Gpu, Speed, gpu_of
+from recipe.machine.shapes import LAYERS, Shape, known_shape, shape_of
+from recipe.start.machine import cpu_engine, cpu_memory, gpu_memory, numbers
+from recipe.start.rules import Setup
 
 # Embedding 49,152 x 576 (tied); 30 layers of 3,540,096 parameters; one norm: 134,515,008 in all.
 SMOLLM2 = {
@@ -56,7 +46,7 @@ SMOLLM2 = {
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
     monkeypatch.setattr(sizes, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(sizes, "total_memory", lambda: 24e9)
+    monkeypatch.setattr("recipe.machine.memory.total_memory", lambda: 24e9)
     return str(tmp_path)
 
 
@@ -75,24 +65,24 @@ def test_sizes_of_a_real_model(model: str) -> None:
 
 
 def test_memory_by_hand(model: str) -> None:
-    shape = sizes.known_shape(model)
+    shape = known_shape(model)
     assert shape is not None and shape.parameters == 134_515_008
     # 128 sequences of 416 tokens x 23,040 bytes in 16 bits
     cache = 128 * 416 * 23_040
     token = 30 * 2 * (5760 + 6144) + 49_152 * 8
     wanted = 6e9 + 18 * 134_515_008 + cache + 2 * 109e6 + 2048 * token
-    assert sizes.memory(composed(model), shape) == pytest.approx(wanted)
+    assert sizes.on_cpu(composed(model), shape).needed() == pytest.approx(wanted)
 
 
 def test_less_memory_gives_smaller_micro_batches(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "total_memory", lambda: 11.5e9)
+    monkeypatch.setattr("recipe.machine.memory.total_memory", lambda: 11.5e9)
     config = composed(model)
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     assert 416 < tokens < 2048
-    shape = sizes.known_shape(model)
-    assert shape and sizes.memory(config, shape) <= 0.95 * 11.5e9
+    shape = known_shape(model)
+    assert shape and sizes.on_cpu(config, shape).needed() <= 0.95 * 11.5e9
     assert not list(cpu_memory(Setup(config)))
 
 
@@ -112,7 +102,7 @@ def test_what_does_not_fit_is_rejected_with_what_fits(
     most = re.search(r"at most (\d+)", message)
     assert most is not None
     assert not list(cpu_memory(Setup(composed(model, *more, f"{name}={most[1]}"))))
-    monkeypatch.setattr(sizes, "total_memory", lambda: 8e9)  # never fits
+    monkeypatch.setattr("recipe.machine.memory.total_memory", lambda: 8e9)  # never fits
     (message,) = cpu_memory(Setup(composed(model)))
     assert message.startswith("recipe.model_path=")
 
@@ -267,20 +257,24 @@ def test_16_bits_need_a_processor_that_multiplies_them(
 # The estimate of a run against numbers worked out by hand, for the shape of Qwen2.5-Math-1.5B.
 
 
-PAGE = Path(__file__).parents[2] / "examples" / "SIZES.md"
+PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
 BIG = "recipe.model_path=Qwen/Qwen2.5-Math-7B"
 TOKENS, SHARE = f"{SHORT['A']}.ppo_max_token_len_per_gpu", f"{SHORT['R']}.gpu_memory_utilization"
 
 
-def estimate(*overrides: str, gpu: str = "h100-80", mean: int = 1000) -> Estimate:
+def planned(*overrides: str) -> Setup:
     """Return examples/prompt_aug on eight GPUs with micro-batches of 16,384 tokens."""
     usual = ["trainer.nnodes=1", "trainer.n_gpus_per_node=8", "data.train_batch_size=128"]
     usual += [f"{SHORT['MODEL']}.override_config.attn_implementation=sdpa"]
     usual += [f"{SHORT['R']}.max_num_seqs=1024", "data.max_prompt_length=1024"]
-    config = compose_config("prompt_aug", [*usual, *(text.format(**SHORT) for text in overrides)])
-    return Estimate(Setup(config), SHAPE, GPUS[gpu], mean)
+    more = (text.format(**SHORT) for text in overrides)
+    return Setup(compose_config("prompt_aug", [*usual, *more]))
+
+
+def estimate(*overrides: str) -> Estimate:
+    return Estimate(numbers(planned(*overrides), SHAPE), GPUS["h100-80"], 1000)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +294,7 @@ def test_states_are_of_the_precision_and_the_optimizer(change: str, bytes_each: 
 def test_a_micro_batch_has_no_more_tokens_than_a_rank() -> None:
     """32 questions x 8 responses of 1,024 + 3,072 tokens on eight GPUs."""
     made = estimate("{A}.ppo_max_token_len_per_gpu=1000000", "{MODEL}.use_fused_kernels=true")
-    assert made.micro_tokens == 32 * made.setup.longest and made.setup.longest == 4096
+    assert made.numbers.micro_tokens == 32 * (1024 + 3072)
     assert made.actor_memory()["logits"] == 0
 
 
@@ -343,18 +337,18 @@ def test_the_actors_memory_by_hand() -> None:
     assert memory["logits"] == 16_384 * 151_936 * 4 + 8 * 1_024 * 151_936 == 11_201_937_408
     assert memory["mask"] == 16_384**2
     assert sum(memory.values()) == 18_198_084_608
-    assert saved_bytes(run.setup, SHAPE) == 18_524_571_648  # 12 bytes per parameter
+    assert run.numbers.saved_bytes() == 18_524_571_648  # 12 bytes per parameter
     # Two copies, each on eight GPUs.
     copies = estimate("trainer.nnodes=2", "{A}.fsdp_config.fsdp_size=8")
     assert copies.actor_memory()["states"] == memory["states"]
-    assert saved_bytes(copies.setup, SHAPE) == 2 * 18_524_571_648
+    assert copies.numbers.saved_bytes() == 2 * 18_524_571_648
 
 
 @pytest.mark.config
 def test_a_critic_is_a_second_model() -> None:
     actor, both = estimate(), estimate("critic.enable=true", "recipe.advantage.name=verl:gae")
     assert both.actor_memory()["states"] == 2 * actor.actor_memory()["states"]
-    assert saved_bytes(both.setup, SHAPE) == 2 * 18_524_571_648
+    assert both.numbers.saved_bytes() == 2 * 18_524_571_648
     alone, seconds = actor.actor_seconds(SPEED), both.actor_seconds(SPEED)
     # One forward pass for the values; the update as the actor's.
     assert seconds["update"] == pytest.approx(2 * alone["update"] + alone["log-probs"])
@@ -383,7 +377,7 @@ def test_lora_by_hand() -> None:
     full, part = estimate(), estimate("{MODEL}.lora_rank=8", "{MODEL}.target_modules=all-linear")
     # 4 bytes per parameter of the model, 16 (in a checkpoint 12) per parameter of the adapter
     assert part.actor_memory()["states"] == (6_174_857_216 + 147_718_144) / 8
-    assert saved_bytes(part.setup, SHAPE) == 6_174_857_216 + 110_788_608
+    assert part.numbers.saved_bytes() == 6_174_857_216 + 110_788_608
     # no gradient of the model's parameters: 2 operations per token and parameter
     saved = 1_228_800 * 2 * 1_543_714_304 / (8 * 989e12 * 0.35)
     seconds = [run.actor_seconds(SPEED) for run in (full, part)]
@@ -430,7 +424,7 @@ def test_the_hours_by_hand() -> None:
     assert again["log-probs"] == 2 * seconds["log-probs"]
     assert again["update"] == 2 * seconds["update"]
     step = sum(run.step_seconds(SPEED).values())
-    tested = run.rollout_seconds(500, SPEED) * (40 // run.setup.trainer.test_freq)
+    tested = run.rollout_seconds(500, SPEED) * (40 // run.numbers.test_freq)
     assert run.hours(40, 500, SPEED) == pytest.approx((40 * step + tested) / 3600)
 
 
@@ -449,7 +443,7 @@ def test_the_asynchronous_step_by_hand() -> None:
 def test_the_step_with_engines_on_gpus_of_their_own_by_hand() -> None:
     """Of 8 GPUs 4 update, in twice the seconds; 4 engines have 256 sequences at once, as here."""
     run = estimate().with_own_gpus(4)
-    assert (run.engines, run.setup.gpus, run.waves(1024)) == (4, 4, 1)
+    assert (run.engines, run.numbers.gpus, run.waves(1024)) == (4, 4, 1)
     # 1,000 tokens at (3.0874 + 5.1380) GB / 1.675 TB/s = 4.9107 ms, then the tail as before.
     assert run.rollout_parts(1024, SPEED) == pytest.approx((4.9107, 3.8192), abs=3e-3)
     rest = 2 * 5 * 2.6207 + SPEED.other
@@ -521,7 +515,7 @@ def test_a_run_above_110_percent_of_the_gpu_here_is_rejected(
 ) -> None:
     """Less is noted, as is what the assumed GPU lacks where there is none."""
     monkeypatch.setattr(host, "cards", lambda: [host.Card("H100", gib * 2**30, 9.0)] if gib else [])
-    refused = list(gpu_memory(estimate(*changes).setup))
+    refused = list(gpu_memory(planned(*changes)))
     assert any(f"{key}: about {amount}" in text for text in refused) == bool(key)
     assert bool(refused) == bool(key)
     assert (f"about {amount}" in capsys.readouterr().err) == bool(amount and not key)
@@ -537,15 +531,15 @@ def test_a_run_above_110_percent_of_the_gpu_here_is_rejected(
     ],
 )
 def test_the_gpu_here_has_its_own_memory_and_a_listed_speed(
-    monkeypatch: pytest.MonkeyPatch, toy_config: Any, name: str, gib: int, kind: str, text: str
+    monkeypatch: pytest.MonkeyPatch, name: str, gib: int, kind: str, text: str
 ) -> None:
     found = [host.Card(name, gib * 2**30, 8.0), host.Card("NVIDIA H200", 140 * 2**31, 9.0)]
     monkeypatch.setattr(host, "cards", lambda: found)
-    numbers = GPUS[kind]._replace(memory=gib * 2**30)
-    assert gpu_of(Setup(toy_config)) == (text, numbers, True)
-    assert gpu_of(Setup(toy_config, gpu="l40s-48")) == ("l40s-48", GPUS["l40s-48"], True)
+    measured = GPUS[kind]._replace(memory=gib * 2**30)
+    assert gpu_of(None, here=True) == (text, measured, True)
+    assert gpu_of("l40s-48", here=True) == ("l40s-48", GPUS["l40s-48"], True)
     monkeypatch.setenv("RECIPE_MACHINE", "gpu")  # the GPU of a login node is not the job's
-    assert gpu_of(Setup(toy_config, here=False))[1:] == (GPUS["h100-80"], False)
+    assert gpu_of(None, here=False)[1:] == (GPUS["h100-80"], False)
 
 
 @pytest.mark.parametrize(
@@ -618,7 +612,7 @@ def test_measured_steps_lie_between_the_assumptions(case: tuple) -> None:
         "trainer.nnodes=1", "trainer.n_gpus_per_node=8", *overrides,
     ]  # fmt: skip
     config = compose_config("grpo", [key.format(**SHORT) for key in keys])
-    run = Estimate(Setup(config), shape, gpu, mean)
+    run = Estimate(numbers(Setup(config), shape), gpu, mean)
     fast, slow, peak = (run.step_seconds(x) for x in (FAST, SLOW, Speed(1.0, 1.0, 0.0)))
     for stage, seconds in measured.items():
         share = peak[stage] / seconds

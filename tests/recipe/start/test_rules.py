@@ -17,15 +17,15 @@ from verl.trainer.ppo import core_algos
 
 from recipe.config import verl_types
 from recipe.config.verl import NO_GRADIENT_KL
-from recipe.preflight import attention, checks, names
-from recipe.preflight.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
-from recipe.preflight.engine import ENGINE
-from recipe.preflight.estimate import LAYERS, adapted
-from recipe.preflight.names import NAMES
-from recipe.preflight.resume import same_run
-from recipe.preflight.rules import Check, Setup, messages
-from recipe.run import host
+from recipe.machine import host
+from recipe.machine.shapes import LAYERS
 from recipe.run.folder import RunFolder
+from recipe.start import attention, checks, functions
+from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
+from recipe.start.engine import ENGINE, adapted
+from recipe.start.functions import NAMES
+from recipe.start.resume import same_run
+from recipe.start.rules import Check, Setup, messages
 from recipe.trainer import task_runner
 
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
@@ -376,7 +376,7 @@ def test_a_package_for_gpus_may_be_missing_on_a_login_node(
     (tmp_path / "needs_gpu.py").write_text("import flash_attn\n")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     for gpus, count in ((0, 0), (1, 1)):
-        monkeypatch.setattr(names, "gpus_here", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(functions, "gpus_here", lambda gpus=gpus: gpus)
         monkeypatch.delitem(sys.modules, "needs_gpu", raising=False)
         assert len(errors(toy, "{MODEL}.external_lib=needs_gpu", NAMES)) == count
 
@@ -435,15 +435,15 @@ def test_the_first_start_chooses_and_a_resumed_run_keeps_it(
     monkeypatch.setattr(host, "compute_capability", lambda: 9.0)
     monkeypatch.setattr(attention, "tried", tried)
     resumed, other = copy.deepcopy(gpu), copy.deepcopy(gpu)
-    (message,) = attention.settle(gpu)
-    assert f"attention {chosen}: " in message and attention.settle(gpu) == []
+    (message,) = attention.settle(Setup(gpu))
+    assert f"attention {chosen}: " in message and attention.settle(Setup(gpu)) == []
     assert message.count("failed") == {"": 0, "flash": 2}.get(broken, 3)
     assert [Setup(gpu).get(key) for key in attention.KEYS] == [chosen, chosen]
     folder = RunFolder(Path(gpu.recipe.run_dir))
     OmegaConf.save(gpu, folder.config)
     folder.metrics.touch()
     monkeypatch.setattr(attention, "tried", lambda *_: pytest.fail("tried again"))
-    assert list(same_run(Setup(resumed))) == [] and attention.settle(resumed)
+    assert list(same_run(Setup(resumed))) == [] and attention.settle(Setup(resumed))
     assert [Setup(resumed).get(key) for key in attention.KEYS] == [chosen, chosen]
     OmegaConf.update(other, attention.ATTENTION, "flex_attention")
     assert attention.ATTENTION in "".join(same_run(Setup(other)))

@@ -1,7 +1,7 @@
 """Rules: reject configurations that cannot run, or would silently run something else.
 
 A check takes a `Setup` and yields messages ``KEY=VALUE: what is wrong. What to do.`` A `Rule` is a
-check whose message is always the same. ``python -m recipe.preflight --rules`` lists all checks.
+check whose message is always the same. ``python -m recipe.train --rules`` lists all checks.
 """
 
 import functools
@@ -19,7 +19,7 @@ from prompt_aug.templates import Bank, BankError, load_bank
 from prompt_aug.typed import shown
 from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.registry import Facts
-from recipe.config.verl import SEPARATE, own_gpus
+from recipe.config.verl import own_gpus
 from recipe.errors import ConfigError
 from recipe.run.folder import RunFolder
 
@@ -27,33 +27,49 @@ ADVANTAGE = "recipe.advantage.name"
 
 
 class Setup:
-    """A composed configuration with its sections and derived sizes, as the rules read them."""
+    """A composed configuration with its sections and derived sizes; a command makes one.
+
+    Sizes are computed when they are read: types may be unchecked, and values may change.
+    """
 
     def __init__(self, config: DictConfig, *, here: bool = True, gpu: str | None = None) -> None:
         self.config = config
         self.here = here  # False: the run is planned for another machine
-        self.gpu = gpu  # of that machine, by its name in `recipe.preflight.estimate`
+        self.gpu = gpu  # of that machine, by its name in `recipe.machine.memory`
         self.recipe, self.data, self.trainer = config.recipe, config.data, config.trainer
         self.algorithm, self.correction = config.algorithm, config.algorithm.rollout_correction
         self.filter = config.algorithm.filter_groups
         self.actor, self.ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
         self.rollout, self.model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
         self.mode = config.trainer.v1.trainer_mode
-        self.gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        engines = self.rollout if self.mode == SEPARATE else self.trainer
-        self.engine_node, self.engine_gpus = engines.n_gpus_per_node, own_gpus(config) or self.gpus
-        self.folder = RunFolder(Path(config.recipe.run_dir))
         self.reward, self.curriculum = config.recipe.reward, config.recipe.curriculum
         self.advantage, self.weights = config.recipe.advantage.name, config.recipe.weights.name
         self.rephrasings = config.recipe.rephrasings.count
         self.critic = bool(config.critic.enable)
         self.value_model = bool(self.curriculum.value_model)
         self.batch, self.mini = config.data.train_batch_size, self.actor.ppo_mini_batch_size
-        self.mini_rows = self.mini * self.rollout.n  # responses of a mini-batch
-        self.longest = config.data.max_prompt_length + config.data.max_response_length
-        self.needed = (  # tokens of a sequence in the engine
-            config.data.max_prompt_length + 1 if self.recipe.rollout.joint_limit else self.longest
-        )
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.recipe.run_dir))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs, or devices, of the actor."""
+        return int(self.trainer.nnodes * self.trainer.n_gpus_per_node)
+
+    @property
+    def engine_gpus(self) -> int:
+        return own_gpus(self.config) or self.gpus
+
+    @property
+    def mini_rows(self) -> int:
+        return int(self.mini * self.rollout.n)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the longest response."""
+        return int(self.data.max_prompt_length + self.data.max_response_length)
 
     def get(self, key: str) -> Any:
         """Return the value of a key, None if it is not set."""
@@ -69,7 +85,7 @@ class Setup:
         """Return a message about keys, separated by spaces, with their values."""
         return f"{' with '.join(map(self.named, keys.split()))}: {text}"
 
-    @property
+    @functools.cached_property
     def prompts(self) -> Prompts:
         """The renderer of questions, once the templates are checked."""
         return Prompts.from_config(self.config)
@@ -115,11 +131,6 @@ class Setup:
         return max(1, self.gpus // self.sequence_ranks())
 
     @property
-    def rank_rows(self) -> int:
-        """Responses of a mini-batch on one rank."""
-        return int(self.mini_rows // self.ranks)
-
-    @property
     def micro_rows(self) -> int:
         """Responses of a micro-batch, 0 if it is not set."""
         return int(self.actor.ppo_micro_batch_size_per_gpu or 0)
@@ -138,10 +149,6 @@ class Setup:
             for section in ("", "fsdp_config.")
         )
         return old if int(self.get(old) or 1) > 1 else new
-
-    def shards(self, fsdp_size: int) -> int:
-        """Return the GPUs over which FSDP divides the states; others hold copies."""
-        return fsdp_size if 0 < fsdp_size < self.gpus else int(self.gpus)
 
 
 Check = Callable[[Setup], Iterable[str]]

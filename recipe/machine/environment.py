@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.files import write_text
-from recipe.run import host
+from recipe.machine import host
 
 RUN_DIR = "RECIPE_RUN_DIR"  # marks every process of a run (recipe.run.processes)
 DEADLINE = "RECIPE_DEADLINE"  # seconds since the epoch at which the job is killed

@@ -14,7 +14,8 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, write_json
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.turns import end_of_turn
-from recipe.run import model_files
+from recipe.machine import model_files
+from recipe.run.folder import record_model, recorded_model
 
 CONFIG = {
     **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "eos_token_id": [1, 7]},
@@ -119,15 +120,15 @@ def test_a_run_records_its_start_model_once(start: Path, tmp_path: Path) -> None
     for run in runs:
         run.mkdir()
         (run / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": {"model": section}}))
-    model_files.record(runs[0])
+    record_model(runs[0])
     before = model_files.describe(str(model))["config"]
     field("rms_norm_eps", 1e-5)[1](model)
-    model_files.record(runs[0])  # a resumed start
-    (new, no_note), (old, note) = map(model_files.recorded, runs)
+    record_model(runs[0])  # a resumed start
+    (new, no_note), (old, note) = map(recorded_model, runs)
     assert (new or {})["config"] == before != (old or {})["config"] and not no_note and note
     (model / "tokenizer.json").unlink()
-    model_files.recorded.cache_clear()
-    assert model_files.recorded(runs[1])[0] is None and model_files.recorded(runs[0])[0] == new
+    recorded_model.cache_clear()
+    assert recorded_model(runs[1])[0] is None and recorded_model(runs[0])[0] == new
 
 
 PAD = 258  # Qwen2's tokenizer adds <|endoftext|>, which ends a response as well

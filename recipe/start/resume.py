@@ -6,67 +6,31 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+import yaml
+from omegaconf import ListConfig, OmegaConf
 
 from prompt_aug.base.files import LOCK, FileError, digests, read_json
 from prompt_aug.prompts import Prompts
-from recipe.config.base import flat, is_in, known_keys
+from recipe.config.base import CONFIG, flat, is_in, known_keys
 from recipe.config.compose import is_open
 from recipe.config.settings import free_keys
-from recipe.config.verl import MODEL, REF, A, R, off_switch
+from recipe.config.verl import A, R, off_switch
 from recipe.errors import ConfigError
-from recipe.preflight.algorithm import PER_MICRO_BATCH
-from recipe.preflight.attention import KEYS
-from recipe.preflight.functions import own_functions
-from recipe.preflight.questions import last_step, read_manifest
-from recipe.preflight.rules import Check, Setup
-from recipe.run import checkpoints, host
+from recipe.machine import host
+from recipe.machine.memory import shards
+from recipe.run import checkpoints
 from recipe.run.folder import RunFolder, read_config
+from recipe.start.algorithm import PER_MICRO_BATCH
+from recipe.start.attention import KEYS
+from recipe.start.functions import own_functions
+from recipe.start.questions import last_step, read_manifest
+from recipe.start.rules import Check, Setup
 
 STEPS = "trainer.total_training_steps"
 MESH = {"actor": f"{A}.fsdp_config.fsdp_size", "critic": "critic.fsdp.fsdp_size"}
-# Sections and keys that determine a run's results. A resumed run may not change them, except the
-# settings marked as free (`recipe.config.settings`) and the parts of verl's keys below.
-FIXED = (
-    *("recipe", "algorithm", "data", "reward", "skip", "critic", A, MODEL, REF),
-    *("trainer.critic_warmup", "trainer.device", "trainer.v1"),
-    *(f"{R}.engine_kwargs", f"{R}.val_kwargs"),
-    *(f"{R}.{name}" for name in ("n", "temperature", "top_k", "top_p", "seed", "dtype")),
-    *(f"{R}.{name}" for name in ("max_model_len", "ignore_eos", "logprobs_mode", "quantization")),
-    *(f"{R}.{name}" for name in ("quantization_config_file", "qat", "calculate_log_probs")),
-    *(f"{R}.agent.{name}" for name in ("default_agent_loop", "agent_loop_config_path")),
-    f"{R}.agent.agent_loop_manager_class",
-)
-MICRO_BATCHES = {  # which enter only the losses of `PER_MICRO_BATCH`
-    *("ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-    *("ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz"),
-    "ppo_infer_max_token_len_per_gpu",
-}
-FREE = {  # names of keys and sections that change results by rounding only
-    # memory and time of a pass
-    *("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload"),
-    *("enable_gradient_checkpointing", "entropy_checkpointing", "entropy_from_logits_chunk_size"),
-    *("entropy_from_logits_with_chunking", "use_torch_compile", "use_remove_padding"),
-    *("use_fused_kernels", "fused_kernel_options", "use_liger", "pad_to_length"),
-    *("pad_to_length_bucket", "profiler"),
-    # ranks and how a model is divided over them
-    *("fsdp_size", "forward_prefetch", "reshard_after_forward", "wrap_policy"),
-    "ulysses_sequence_parallel_size",
-    # reading, grading, validation
-    *("use_shm", "num_workers", "filter_overlong_prompts_workers", "val_batch_size"),
-}
-# Values of a run whose config.yaml is older than the key.
-BEFORE = {"recipe.weights.gaussian_covariance.gradient": "detached"}
-# Keys that determine the files of a checkpoint: tensors, optimizer, order of the data.
-SAVED = (
-    *(f"{MODEL}.{name}" for name in ("path", "lora_rank", "target_modules", "exclude_modules")),
-    *(f"{A}.strategy", f"{A}.optim.optimizer", f"{A}.optim.optimizer_impl"),
-    *("critic.enable", "critic.model.path", "critic.strategy", "recipe.curriculum.value_model"),
-    *("recipe.one_question", "recipe.source_weights", "algorithm.filter_groups.enable"),
-    "trainer.v1.trainer_mode",
-    *(f"data.{name}" for name in ("train_files", "train_max_samples", "train_batch_size")),
-    *(f"data.{name}" for name in ("gen_batch_size", "seed", "shuffle", "dataloader_num_workers")),
-)
+TABLE = yaml.load((CONFIG / "resume.yaml").read_text("utf-8"), yaml.CSafeLoader)
+FIXED, SAVED, BEFORE = TABLE["fixed"], TABLE["saved"], TABLE["before"]
+FREE, MICRO_BATCHES = set(TABLE["free"]), set(TABLE["micro_batches"])
 
 
 def is_fixed(key: str, s: Setup) -> bool:
@@ -162,7 +126,7 @@ def other_mesh(checkpoint: Path, before: Any, s: Setup) -> Iterator[str]:
         if checkpoints.saved_ranks(path) != s.gpus:
             continue
         saved = read_json(path / checkpoints.RANKS).get("fsdp_size", OmegaConf.select(before, key))
-        if saved is not None and s.shards(saved) != s.shards(s.get(key)):
+        if saved is not None and shards(saved, s.gpus) != shards(s.get(key), s.gpus):
             yield key
 
 
@@ -242,40 +206,38 @@ def unlike(before: Any, now: Any) -> list[str]:
 RESUME: list[Check] = [own_folder, same_run, same_prompts, same_functions, start_checkpoint]
 
 
-def repair_checkpoints(config: DictConfig) -> list[str]:
+def repair_checkpoints(s: Setup) -> list[str]:
     """Point verl's tracker to a complete checkpoint, with its line; return messages for the user.
 
     ConfigError if no checkpoint is complete. Not a check, because it writes files.
     """
-    trainer = config.trainer
-    folder = Path(trainer.default_local_dir)
-    if trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
-        checkpoints.adopt(Path(trainer.resume_from_path), folder)
-    repaired = checkpoints.repair(folder, config.actor_rollout_ref.actor.checkpoint.save_contents)
-    restored = checkpoints.restore_line(Path(config.recipe.run_dir), folder)
-    return [*repaired, *restored, *divide_checkpoint(config)]
+    folder = Path(s.trainer.default_local_dir)
+    if s.trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
+        checkpoints.adopt(Path(s.trainer.resume_from_path), folder)
+    repaired = checkpoints.repair(folder, s.actor.checkpoint.save_contents)
+    restored = checkpoints.restore_line(s.folder.root, folder)
+    return [*repaired, *restored, *divide_checkpoint(s, folder)]
 
 
-def divide_checkpoint(config: DictConfig) -> list[str]:
-    """Divide the checkpoint to resume from over the ranks of `config`; return a message."""
-    folder, trainer = Path(config.trainer.default_local_dir), config.trainer
-    ranks, step = trainer.nnodes * trainer.n_gpus_per_node, checkpoints.tracked_step(folder)
+def divide_checkpoint(s: Setup, folder: Path) -> list[str]:
+    """Divide the checkpoint to resume from over the ranks of the run; return a message."""
+    ranks, step = s.gpus, checkpoints.tracked_step(folder)
     if not step:
         return []
     checkpoint = checkpoints.step_folder(folder, step)
     saved = checkpoints.saved_ranks(checkpoint / "actor")
     if saved in (None, ranks):
         return []
-    from recipe.export import shards  # torch, which few starts need this early
+    from recipe.export.shards import reshard  # torch, which few starts need this early
 
     # The actor last: its number of ranks is the checkpoint's.
     for role, section in (("critic", "critic.fsdp"), ("actor", f"{A}.fsdp_config")):
-        path, size = checkpoint / role, OmegaConf.select(config, f"{section}.fsdp_size")
+        path, size = checkpoint / role, s.get(f"{section}.fsdp_size")
         if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue
         try:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                pool.submit(shards.reshard, path, ranks, trainer.device, size).result()
+                pool.submit(reshard, path, ranks, s.trainer.device, size).result()
         except Exception as error:
             raise ConfigError(
                 f"trainer.nnodes x trainer.n_gpus_per_node={ranks}: the checkpoint of step {step} "

@@ -23,16 +23,16 @@ from prompt_aug.questions import (
     write_parquet,
 )
 from recipe.errors import ConfigError
-from recipe.preflight import data
-from recipe.preflight import questions as prepared
-from recipe.preflight.dry_run import checkpoints, describe, hours
-from recipe.preflight.functions import own_functions
-from recipe.preflight.machine import cache, environment, gpus, room
-from recipe.preflight.resume import same_functions, same_prompts, same_run, unlike
-from recipe.preflight.rules import Setup
-from recipe.run import host
+from recipe.machine import host
 from recipe.run.checkpoints import TRACKER
 from recipe.run.folder import RunFolder
+from recipe.start import data
+from recipe.start import questions as prepared
+from recipe.start.dry_run import checkpoints, describe, hours
+from recipe.start.functions import own_functions
+from recipe.start.machine import cache, environment, gpus, room
+from recipe.start.resume import same_functions, same_prompts, same_run, unlike
+from recipe.start.rules import Setup
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 MATH_1B = f"recipe.model_path={MODEL}"
@@ -90,7 +90,9 @@ def prepare(
 ) -> dict[str, Any]:
     config.data.train_files, config.data.val_files = train, validation or train
     config.recipe.augment.update(augment)
-    return prepared.prepare_data(config, Prompts.from_section(augment), tokenizer or Characters())
+    setup = Setup(config)
+    setup.prompts = Prompts.from_section(augment)
+    return prepared.prepare_data(setup, tokenizer or Characters())
 
 
 @pytest.mark.config
@@ -531,7 +533,7 @@ def test_a_gpu_run_needs_its_gpus(
     setup = changed(config, "trainer.device=cuda trainer.n_gpus_per_node=8")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for count, key in ((8, ""), (4, "trainer.n_gpus_per_node=8"), (0, "trainer.device=cuda")):
-        monkeypatch.setattr("recipe.preflight.machine.gpu_count", lambda count=count: count)
+        monkeypatch.setattr("recipe.start.machine.gpu_count", lambda count=count: count)
         assert [text.partition(":")[0] for text in gpus(setup)] == ([key] if key else [])
         assert list(gpus(Setup(config))) == []  # machine=cpu
     setup.here = False  # planned for another machine
@@ -604,17 +606,17 @@ def test_kept_checkpoints(
     config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
     config.recipe.keep_every, config.recipe.keep_best = every, best
     config.actor_rollout_ref.model.path = MODEL
-    assert text in checkpoints(config, steps=95)
-    assert checkpoints(config, steps=90).startswith("9, one every 10 steps")
+    assert text in checkpoints(Setup(config), steps=95)
+    assert checkpoints(Setup(config), steps=90).startswith("9, one every 10 steps")
 
 
 def test_hours_are_those_of_the_run_folder(toy_config: Any, tmp_path: Path) -> None:
     config = toy_config.copy()
     config.recipe.run_dir = str(tmp_path)
-    assert hours(config, 24) == ""
+    assert hours(Setup(config), 24) == ""
     steps = "".join(f'{{"step": {i}, "timing_s/step": {i}}}\n' for i in (1, 2, 9))
     (tmp_path / "metrics.jsonl").write_text(steps)
-    assert hours(config, 1800) == "1, at 2.0 s a step as in the run folder"
+    assert hours(Setup(config), 1800) == "1, at 2.0 s a step as in the run folder"
 
 
 def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path: Path) -> None:
@@ -625,7 +627,7 @@ def test_the_steps_are_those_of_the_limited_questions(toy_config: Any, tmp_path:
         config.data.train_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size = 4
         config.data.train_max_samples, config.data.max_prompt_length = 8, 1000
         config.trainer.total_epochs, config.trainer.total_training_steps = 1, 24
-    text = describe(config, Prompts.from_config(config))
+    text = describe(Setup(config))
     assert "8 for training (0 too long), 64 for validation" in text and "first prompt" in text
     assert re.search(r"steps +2 \(1 epochs\)\n", text) and re.search("updates +1 ", text)
     assert "MORE HELD OUT" in text
@@ -660,9 +662,8 @@ def test_the_parts_of_a_method_are_named(
     """2,048 questions in batches of 4."""
     record: dict[str, Any] = {"questions": 2048, "dropped": [], "steps_per_epoch": 512}
     report = {"train": record, "test": {"questions": 64, "dropped": []}}
-    monkeypatch.setattr("recipe.preflight.dry_run.prepare_data", lambda *_: report)
-    config = changed(composed("toy_methods"), settings).config
-    text = describe(config, Prompts.from_config(config))
+    monkeypatch.setattr("recipe.start.dry_run.prepare_data", lambda *_: report)
+    text = describe(changed(composed("toy_methods"), settings))
     lines = dict(re.findall(r"^(\w+) +(.+)$", text, re.MULTILINE))
     assert all(part in lines[name] for name, part in words.items()), text
     assert ("hint" in lines) == ("hint" in words) and "MORE HELD" not in text
@@ -677,5 +678,5 @@ def test_a_dry_run_shows_the_day_that_the_chat_template_writes(
     template = start / "chat_template.jinja"
     template.write_text("{{ strftime_now('%d %B %Y') }}" + template.read_text())
     config.actor_rollout_ref.model.path = str(start)
-    text = describe(config, Prompts.from_config(config))
+    text = describe(Setup(config))
     assert re.search(r"date +always 26 Jul 2024\n", text) and "\n26 July 2024" in text

@@ -19,6 +19,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
     "smollm3": {"tie_word_embeddings": True},
 }
+# Linear layers of these decoders, by their names in transformers.
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from page_commands import write_files
 
-from eval.ask.benchmarks import load, parse_request
+from eval.ask.benchmarks import load_benchmark, parse_request
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.config import show
 from recipe.config.compose import compose_config
 from recipe.errors import ConfigError
-from recipe.preflight.checks import validate
+from recipe.start.checks import validate
+from recipe.start.rules import Setup
 
 
 @pytest.mark.config
@@ -90,9 +91,10 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.config
 def test_an_example_with_its_own_method_templates_and_benchmark(mine: Path) -> None:
     config = compose_config(str(mine), [])
-    assert validate(config).bank.names == ("shout",)
+    validate(setup := Setup(config))
+    assert setup.bank.names == ("shout",)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"  # of grpo
-    benchmark = load(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
+    benchmark = load_benchmark(parse_request("puzzles=mine/puzzles.yaml"), greedy=False)
     assert [question.answers for question in benchmark.questions] == [("2",), ("5",)]
     assert benchmark.samples == 4
 

@@ -1,1 +1,0 @@
-"""Preflight checks: reject configurations that cannot run or would run something else."""

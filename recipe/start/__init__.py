@@ -1,0 +1,1 @@
+"""Start a run: check it, prepare its data, or describe what it would do."""
