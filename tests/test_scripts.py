@@ -399,7 +399,7 @@ def test_the_active_environment_is_that_of_the_jobs(checkout: Path) -> None:
 # Stands for srun: `hostname -I` and `ip` answer $ADDRESS, Ray lives on unless $RAY is set.
 SRUN = """\
 #!/usr/bin/env bash
-[[ $* == *"sleep infinity"* ]] && exit # the step that notices a preemption: see tests/slurm
+[[ $* == *"sleep infinity"* ]] && exit # the step that notices a preemption: see tests/drills
 gpus=${SLURM_GPUS:-}${SLURM_GPUS_PER_NODE:-}
 echo "srun ${*//$'\\n'/ } ($SLURM_EXPORT_ENV, GPUs ${gpus:-not given})" >>"$CALLS"
 case "$*" in

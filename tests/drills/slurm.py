@@ -1,6 +1,6 @@
 """Drills with jobs on the SLURM of cluster.sh: outside CI, needs root.
 
-    tests/slurm/cluster.sh up && python tests/slurm/drill.py [NAME ...]     # by default all
+    tests/drills/cluster.sh up && python tests/drills/slurm.py [NAME ...]     # by default all
 
 Most drills replace the training by stand_in.py and take a minute or two. Each prints its result and
 fails if scripts/job.sh does not behave as documented.
