@@ -21,9 +21,7 @@ from recipe.run.folder import RunFolder
 
 
 def build(
-    paths: Sequence[Path],
-    out: Path | None = None,
-    settings: str | None = None,
+    paths: Sequence[Path], out: Path | None = None, settings: str | None = None
 ) -> list[RunData]:
     """Write the whole report into `out` (one run: RUN/report) and return its data."""
     if out is None and len(paths) > 1:

@@ -281,10 +281,7 @@ def test_a_study_killed_at_any_command_resumes(
 
 
 def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
-    machine: Machine,
-    start: Callable[..., int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    machine: Machine, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Looking at a part of the runs, and stopping when it pleases, would be another rule."""
     contrast = {"arm": "cw", "baseline": "grpo", "set": "x", "step": 20}

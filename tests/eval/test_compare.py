@@ -276,12 +276,6 @@ def test_laws_of_the_crossed_interval() -> None:
     assert tied.low < 0 < tied.high and tied.p_value == 1
 
 
-def test_parts_of_the_variance_are_found() -> None:
-    rng = np.random.default_rng(2)
-    parts = np.mean([crossed(draw(rng, 8, 60, (0.3, 0.2, 0.4))).parts for _ in range(200)], axis=0)
-    assert np.sqrt(parts) == pytest.approx([0.3, 0.2, 0.4], rel=0.05)
-
-
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []

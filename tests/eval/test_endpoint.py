@@ -154,11 +154,7 @@ def scores_in(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_a_question_without_a_whole_answer_is_counted_and_named(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    reply: Reply,
-    status: str,
-    accuracy: float,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reply: Reply, status: str, accuracy: float
 ) -> None:
     def script(number: int, body: dict[str, Any]) -> Reply:
         return reply if "1?" in qwen_base().decode(body["prompt"]) else Reply(chat(["3"]))
@@ -214,10 +210,7 @@ def test_a_list_of_models_has_known_types_and_a_deadline(monkeypatch: pytest.Mon
         "b": {"id": "b", "root": "/w", "max_model_len": None},
     }
     monkeypatch.setattr("prompt_aug.endpoint.client.LIST_SECONDS", 0.2)
-    with (
-        serving(echo, Reply({}, delay=20)) as endpoint,
-        pytest.raises(UserError, match=r"0\.2 s"),
-    ):
+    with serving(echo, Reply({}, delay=20)) as endpoint, pytest.raises(UserError, match=r"0\.2 s"):
         connect(endpoint.url, 4, Budget(), SETTINGS)
 
 

@@ -179,12 +179,6 @@ def test_accuracy_and_clustered_error_by_hand(
     assert value.standard_error == pytest.approx(error, abs=1e-12)
 
 
-def test_repeated_samples_do_not_shrink_the_error() -> None:
-    once = np.array([[1], [0], [1], [1], [0]])
-    repeated = metrics.accuracy(np.repeat(once, 16, axis=1))
-    assert repeated.standard_error == pytest.approx(metrics.accuracy(once).standard_error)
-
-
 def test_the_two_averages_by_hand() -> None:
     parts = [metrics.accuracy(part) for part in ([[1], [1]], [[0], [1], [0], [0]])]
     questions, benchmarks = metrics.over_questions(parts), metrics.over_benchmarks(parts)

@@ -95,11 +95,7 @@ class Engine:
             log_probs=[-0.5] * len(self.ids),
             num_preempted=None,
             stop_reason=self.stop_reason,
-            extra_fields={
-                "versions": self.versions,
-                "min_global_steps": 3,
-                "max_global_steps": 3,
-            },
+            extra_fields={"versions": self.versions, "min_global_steps": 3, "max_global_steps": 3},
         )
 
 

@@ -96,18 +96,20 @@ def test_counts_rates_and_an_adaptive_coefficient_are_resumed() -> None:
     assert third.kl_ctrl_in_reward.value == 0.1
 
 
-@pytest.mark.parametrize(
-    "name", ["_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor"]
-)
+class Batch(list[str]):
+    fields: list[str] | None = None
+
+
+PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
+
+
+@pytest.mark.parametrize("name", PASSES)
 def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(PPOTrainer, name, lambda self, batch, metrics: sent.append(batch.fields))
     actor = {"ppo_mini_batch_size": 1, "ppo_epochs": 3}
     trainer = bare({"actor_rollout_ref": {"actor": actor, "rollout": {"n": 1, "temperature": 1.0}}})
     trainer.watchdog, trainer.temperature = SimpleNamespace(begin=lambda: None), 1.0
-
-    class Batch(list[str]):
-        fields: list[str] | None = None
 
     batch = Batch(["a", "b"])
     getattr(trainer, name)(batch, {})
@@ -116,9 +118,7 @@ def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, n
 
 
 @pytest.mark.parametrize(("gradient", "wanted"), [("through", 1.0), ("detached", 0.7)])
-@pytest.mark.parametrize(
-    "name", ["_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor"]
-)
+@pytest.mark.parametrize("name", PASSES)
 def test_a_gradient_through_the_weights_has_its_own_temperature(
     monkeypatch: pytest.MonkeyPatch, name: str, gradient: str, wanted: float
 ) -> None:
@@ -135,9 +135,6 @@ def test_a_gradient_through_the_weights_has_its_own_temperature(
     parts["rollout"]["temperature"] = 0.7  # type: ignore[assignment]
     trainer = bare({"recipe": {"weights": weights}, "actor_rollout_ref": parts})
     trainer.watchdog = SimpleNamespace(begin=lambda: None)
-
-    class Batch(list[str]):
-        fields: list[str] | None = None
 
     getattr(trainer, name)(Batch(["a"]), {})
     assert seen == [wanted]
