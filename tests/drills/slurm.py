@@ -1,4 +1,4 @@
-"""Drills with jobs on the SLURM of cluster.sh: outside CI, needs root.
+"""Drills with jobs on the SLURM of cluster.sh. Run by hand; needs root.
 
     tests/drills/cluster.sh up && python tests/drills/slurm.py [NAME ...]     # by default all
 

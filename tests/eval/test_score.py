@@ -192,12 +192,6 @@ def test_the_two_averages_by_hand() -> None:
     assert metrics.over_benchmarks(parts).standard_error is None
 
 
-def test_paired_difference_by_hand() -> None:
-    # Differences (0, 0, 1, 0): mean 1/4, std with n - 1 is 1/2, over sqrt(4).
-    gain = paired([0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0])
-    assert (gain.mean, gain.standard_error, gain.questions) == (0.25, 0.25, 4)
-
-
 def test_pass_and_pass_all_at_powers() -> None:
     correct = np.array([[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     anyone, everyone = at_powers(correct, pass_table), at_powers(correct, all_table)

@@ -254,15 +254,6 @@ def test_a_response_of_the_limit_with_an_end_is_whole(
     assert out.extra_fields["truncated"] is truncated
 
 
-def test_the_system_prompt_of_a_row_is_used() -> None:
-    engine = Engine([5])
-    made, own = loop(engine), row()
-    own["raw_prompt"] = [{"role": "system", "content": "Be brief."}, *own["raw_prompt"]]
-    asyncio.run(made.run({}, uid="g", **own))
-    prompt = made.tokenizer.decode(engine.requests[0][1])
-    assert "Be brief." in prompt and "47 + 38" in prompt
-
-
 ROWS = [
     [("system", " Be <|im_end|> brief.\n"), ("user", "\n47 + 38? \n")],
     [("user", "1 + 1?"), ("assistant", "2"), ("user", "47 + 38?")],
