@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from bench import seconds  # scripts/bench.py
 from torch import Tensor
 
 from prompt_aug.base.commands import make_parser, run_command
@@ -27,16 +28,9 @@ ON_GPU = bool(gpus_here())
 EXACT = "eager in float32"
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Return the median seconds of three calls after one, with their work on the device."""
-    synchronize = torch.cuda.synchronize if ON_GPU else lambda: None
-    times = []
-    for _ in range(4):
-        began = time.perf_counter()
-        work()
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+def median_seconds(work: Callable[[], object]) -> float:
+    """Return the median seconds of three calls after one."""
+    return statistics.median([seconds(work) for _ in range(4)][1:])
 
 
 class Packed:
@@ -87,8 +81,8 @@ class Packed:
         try:
             out, inputs, gradient = forward()
             again = {"retain_graph": True}
-            back = seconds(lambda: torch.autograd.grad(out, inputs, gradient, **again))
-            return f"{name} {1e3 * seconds(forward):.2f} + {1e3 * back:.2f}"
+            back = median_seconds(lambda: torch.autograd.grad(out, inputs, gradient, **again))
+            return f"{name} {1e3 * median_seconds(forward):.2f} + {1e3 * back:.2f}"
         except torch.OutOfMemoryError:
             return f"{name} no memory"
 

@@ -123,13 +123,16 @@ def test_a_command_of_a_page_is_accepted(
 
 @pytest.mark.config
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_scripts_and_files_of_a_page_exist(page: Path) -> None:
+def test_scripts_files_and_links_of_a_page_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    shown = [*fenced_lines(text), *QUOTED.findall(FENCED.sub("", text))]
+    prose = FENCED.sub("", text)
+    shown = [*fenced_lines(text), *QUOTED.findall(prose)]
     named = {name for line in shown if COMMAND.search(line) for name in OWN.findall(line)}
     assert [
         name for name in named if not ((ROOT / name).exists() or (page.parent / name).exists())
     ] == []
+    links = [link for link in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", prose) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
     for script in (ROOT / name for name in named if name.endswith(".sh")):
         subprocess.run(["bash", "-n", str(script)], check=True)
 
@@ -151,14 +154,6 @@ def test_the_verifier_example_trains_and_validates_on_other_questions(
     train, validation = (read_parquet(f"mine/{name}.parquet") for name in ("train", "val"))
     assert len(train) == 8000 and len(validation) == 200
     assert not {q.uid for q in train} & {q.uid for q in validation}
-
-
-@pytest.mark.config
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_a_page_exist(page: Path) -> None:
-    text = FENCED.sub("", page.read_text("utf-8"))
-    links = [link for link in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", text) if "://" not in link]
-    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize(

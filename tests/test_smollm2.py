@@ -1,15 +1,29 @@
-"""scripts/smollm2.py: no training question is held out, asked twice, or in the warm start."""
+"""scripts/smollm2.py: no training question is held out, asked twice, or in the warm start.
+
+scripts/study.py: order of the commands, resumes after kills, lines, what is rejected. Also the
+order of the commits: a protocol precedes its lines.
+"""
 
 import csv
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import smollm2
+import study
+from fake_engine import write_checkpoint
 
+from eval.show.arms import read_protocol
+from eval.show.compare import main as compare
+from prompt_aug.base.files import read_lines, write_json, write_lines
 from prompt_aug.prepare.filters import OverlapIndex, overlapping, words
 from prompt_aug.questions import Question, read_parquet
+from recipe.run.folder import RunFolder
 
 THINGS = "kites drums coins ropes lamps forks tents belts vases gloves shells stamps".split()
 
@@ -120,3 +134,266 @@ def test_rewordings_have_the_answer_and_the_numbers(clone: Path, tmp_path: Path)
     (para / smollm2.PARAPHRASED[1]).unlink()
     assert smollm2.main(["data", str(tmp_path / "none"), str(clone), str(para)]) == 2
     assert not (tmp_path / "none").exists()
+
+
+# ------------------------------------------------------------------------- study
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDY = ROOT / "examples" / "smollm2" / "study"
+COMMIT = "c0ffee" * 6 + "0000"
+PROTOCOL = {
+    "claim": "TEST",
+    "code": COMMIT,
+    "question": "does it?",
+    "measure": "pass@1",
+    "rule": "lower > 0: seen",
+    "settings": ["smollm2", "trainer.total_training_steps=20"],
+    "arms": {
+        "grpo": {"seeds": [3, 4], "settings": ["method=grpo"]},
+        "cw": {"seeds": [4], "settings": ["method=cw_grpo"]},
+    },
+    "evaluations": [
+        {"steps": [0], "benchmarks": ["x=x.parquet:4"]},
+        {"steps": [20], "benchmarks": ["x=x.parquet:2"]},
+        {"steps": [20], "benchmarks": ["greedy=x.parquet:1"], "temperature": 0.0},
+    ],
+}
+
+
+class Machine:
+    """Stands in for git, the warm start, training, export and sweep; dies before call `die_at`."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.die_at: int | None = None
+        self.changed, self.weights = "", "start"
+
+    def __call__(self, command: Sequence[str], folder: Path, **variables: str) -> str:
+        if command[0] == "git":
+            return self.git([*command], folder)
+        assert variables["PYTHONPATH"] == str(folder) and "code-" in folder.name
+        if len(self.calls) == self.die_at:
+            self.die_at = None
+            raise KeyboardInterrupt
+        self.calls.append([*command])
+        if command[0] == "bash":
+            (folder / study.MODEL).parent.mkdir(parents=True, exist_ok=True)
+            (folder / study.MODEL).write_text(self.weights)
+        else:
+            getattr(self, command[2].partition(".")[2])([*command[3:]])
+        return ""
+
+    def git(self, command: list[str], folder: Path) -> str:
+        if command[1] == "worktree":
+            code = Path(command[-2])
+            (code / "requirements").mkdir(parents=True)
+            (code / "requirements/cpu.txt").write_text("scipy")
+            (code / "train.parquet").write_text("questions")
+        if command[1] == "rev-parse":
+            return COMMIT
+        return self.changed if folder == study.ROOT else ""
+
+    def train(self, settings: list[str]) -> None:
+        values = dict(setting.split("=", 1) for setting in settings if "=" in setting)
+        self.run = RunFolder(Path(values["recipe.run_dir"]))
+        config = {"recipe": {"seed": int(values["recipe.seed"])}}
+        write_json(self.run.config, config | {"data": {"train_files": ["train.parquet"]}})
+        write_lines(
+            self.run.metrics,
+            [{"step": n, "actor/entropy": n / 10, "actor/lr": None} for n in range(1, 21)],
+        )
+        self.run.checkpoint(20).mkdir(parents=True, exist_ok=True)
+
+    def export(self, run: list[str]) -> None:
+        RunFolder(Path(run[0])).exported(20).mkdir(parents=True, exist_ok=True)
+
+    def sweep(self, arguments: list[str]) -> None:
+        run, temperature, _, _, step, *benchmarks = arguments
+        outcomes = {
+            text.removeprefix("--benchmark=").partition("=")[0]: [[1, 0, 0, 0][: int(text[-1])]] * 3
+            for text in benchmarks
+        }
+        write_checkpoint(Path(run) / "eval" / f"s{temperature[-3:]}", int(step), outcomes)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(study, "call", made)
+    monkeypatch.setattr(study, "multiplies_bfloat16", lambda: True)
+    return made
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., int]:
+    def start(*more: str, **changes: Any) -> int:
+        path = tmp_path / "TEST.yaml"
+        path.write_text(json.dumps(PROTOCOL | changes))
+        return study.main([str(path), "--work", str(tmp_path / "work"), *more])
+
+    return start
+
+
+def test_blocks_of_all_arms_leave_a_line_of_each_result(
+    machine: Machine, start: Callable[..., int], tmp_path: Path
+) -> None:
+    assert start() == 0
+    done = [command[1] if command[0] == "bash" else command[2] for command in machine.calls]
+    first, other = ["recipe.train", "recipe.export"] + ["eval.sweep"] * 3, ["recipe.train"]
+    other += ["recipe.export"] + ["eval.sweep"] * 2  # step 0 once in a block
+    begin = ["scripts/smollm2.sh"]
+    assert done == [*begin, *first, *begin, *first, *other]
+    lines = read_lines(tmp_path / "TEST.jsonl")
+    assert sorted((x["seed"], x["arm"], x["step"], x["set"], x["n"]) for x in lines) == [
+        *((3, "grpo", 0, "x", 4), (3, "grpo", 20, "greedy", 1), (3, "grpo", 20, "x", 2)),
+        *((4, "cw", 20, "greedy", 1), (4, "cw", 20, "x", 2), (4, "grpo", 0, "x", 4)),
+        *((4, "grpo", 20, "greedy", 1), (4, "grpo", 20, "x", 2)),
+    ]
+    for line in lines:
+        assert line["right"] == [1, 1, 1] and line["commit"] == COMMIT
+        assert line["start_sha"] == hashlib.sha256(b"start").hexdigest()
+        assert line["data_sha"] == hashlib.sha256(b"questions").hexdigest()
+        assert line["train"]["entropy"] == [0.55, 1.55] and line["train"]["lr"] == [None, None]
+        assert line["distinct"] == 1
+    assert not [*tmp_path.rglob("global_step_*"), *tmp_path.rglob("hf")]  # disk
+    before = len(machine.calls)
+    assert start() == 0
+    assert {command[0] for command in machine.calls[before:]} == {"bash"}  # nothing runs again
+    assert read_lines(tmp_path / "TEST.jsonl") == lines
+
+
+def test_a_study_killed_at_any_command_resumes(
+    machine: Machine, start: Callable[..., int], tmp_path: Path
+) -> None:
+    assert start() == 0
+    whole, count = read_lines(tmp_path / "TEST.jsonl"), len(machine.calls)
+    for place in range(count):
+        (tmp_path / "TEST.jsonl").unlink()
+        machine.calls, machine.die_at = [], place
+        elsewhere = ("--work", str(tmp_path / f"work{place}"))
+        assert start(*elsewhere) == 130
+        assert start(*elsewhere) == 0
+        assert read_lines(tmp_path / "TEST.jsonl") == whole
+    torn = (tmp_path / "TEST.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "TEST.jsonl").write_text("".join([*torn[:-1], torn[-1][:40]]))
+    assert start() == 0
+    assert read_lines(tmp_path / "TEST.jsonl") == whole
+
+
+def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
+    machine: Machine, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Looking at a part of the runs, and stopping when it pleases, would be another rule."""
+    contrast = {"arm": "cw", "baseline": "grpo", "set": "x", "step": 20}
+    arms = {name: {"seeds": [3, 4], "settings": [f"method={name}"]} for name in ("grpo", "cw")}
+    changes = {
+        "arms": arms,
+        "primary": contrast | {"expected": 9},
+        "exploratory": [contrast | {"set": "greedy"}],
+    }
+    assert start("--index", "0", **changes) == 0
+    capsys.readouterr()
+    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "grpo_4" in printed and "grpo_3" not in printed and "here" not in printed
+    assert start("--index", "1", **changes) == 0
+    capsys.readouterr()
+    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "2 seeds x 3 questions" in printed and printed.count(" here") == 1
+
+
+def test_an_array_task_runs_one_block(
+    machine: Machine, start: Callable[..., int], tmp_path: Path
+) -> None:
+    assert start("--index", "1") == 0
+    assert {line["block"] for line in read_lines(tmp_path / "TEST.jsonl")} == {4}
+    assert start("--index", "2") == 2
+
+
+def test_what_does_not_start(
+    machine: Machine,
+    start: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert start(code=None) == 2 and "code=null" in capsys.readouterr().err
+    assert start("--work", str(study.ROOT / "runs")) == 2
+    assert "outside" in capsys.readouterr().err
+    machine.changed = " M TEST.yaml"
+    assert start() == 1 and "Commit the protocol" in capsys.readouterr().err
+    assert not machine.calls
+    machine.changed = ""
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "multiplies_bfloat16", lambda: False)
+        assert start() == 2 and "--any-processor" in capsys.readouterr().err
+        assert start("--any-processor", "--index", "0") == 0
+    machine.weights = "of another machine"  # the block of seed 3 is begun with "start"
+    assert start() == 1 and "start model" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------- committed studies
+
+
+def protocols() -> list[Path]:
+    return sorted(STUDY.glob("*.yaml"))
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)
+def test_committed_protocols_are_whole(path: Path) -> None:
+    protocol, _ = read_protocol(path)
+    assert protocol.claim == path.stem
+    asked = {(name, step) for e in protocol.evaluations for name in e.sets for step in e.steps}
+    for c in (*filter(None, [protocol.primary]), *protocol.exploratory):
+        assert len({*protocol.arms[c.arm].seeds} & {*protocol.arms[c.baseline].seeds}) >= 2
+        assert {*c.cells} <= asked
+    for gate in protocol.gates:
+        assert gate.arm in protocol.arms and {(name, gate.step) for name in gate.sets} <= asked
+
+
+@pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)
+def test_the_protocol_was_committed_before_its_lines(path: Path) -> None:
+    """Each line names the content of a protocol that is an ancestor of the line's commit."""
+    lines = read_protocol(path)[1]
+    results = path.with_suffix(".jsonl")
+    if not lines:
+        return
+    try:
+        assert git("rev-parse", "--is-shallow-repository") == "false"
+        first = git("log", "--format=%H", "--diff-filter=A", "--", str(results)).split()[-1]
+        last = git("log", "-1", "--format=%H", "--", str(path))
+    except (AssertionError, OSError, subprocess.CalledProcessError, IndexError):
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip("no history")
+    assert last != first
+    git("merge-base", "--is-ancestor", last, first)
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert {line["protocol_sha"] for line in lines} == {content}
+
+
+@pytest.mark.config
+@pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)
+def test_the_arms_of_a_protocol_compose_and_differ(path: Path) -> None:
+    from composed import composed
+
+    protocol, _ = read_protocol(path)
+    configs = {
+        name: composed(protocol.settings[0], *protocol.settings[1:], *arm.settings)
+        for name, arm in protocol.arms.items()
+    }
+    steps = {step for e in protocol.evaluations for step in e.steps if step}
+    for config in configs.values():
+        assert max(steps) == config.trainer.total_training_steps
+        assert all(step % config.trainer.save_freq == 0 for step in steps)
+        responses = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+        assert responses == 128  # as many in all arms
+        assert config.data.train_batch_size == config.actor_rollout_ref.actor.ppo_mini_batch_size
+    assert len({str(config) for config in configs.values()}) == len(configs)

@@ -1,4 +1,4 @@
-"""Kill a real run at random moments, and record each kill. Outside CI; on the CPU.
+"""Kill a real run at random moments, and record each kill. Run by hand, on the CPU.
 
     python tests/drills/kills.py --count 60 --record FILE --folder FOLDER [--seconds 540]
     python tests/drills/kills.py --record FILE --table          # print the record

@@ -19,12 +19,7 @@ from eval.ask.benchmarks import (
     parse_request,
 )
 from prompt_aug.base.errors import UserError
-from prompt_aug.questions import (
-    Question,
-    QuestionError,
-    from_row,
-    make_question,
-)
+from prompt_aug.questions import Question, QuestionError, from_row, make_question
 
 
 def request(name: str, path: object, samples: int | None = None) -> BenchmarkRequest:

@@ -1,17 +1,24 @@
-"""Two evaluated models over the same questions, and the pick of a checkpoint: verdicts by hand."""
+"""Two evaluated models over the same questions, and the pick of a checkpoint: verdicts by hand.
+
+Arms of several runs: hand-computed tables, coverage in simulations, laws, what is rejected.
+"""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import changing, write_checkpoint
 
 from eval.ask.checkpoints import from_manifest
-from eval.scores.metrics import paired
+from eval.scores.metrics import at_k, crossed, holm, no_signal, paired
+from eval.selection import main as select
+from eval.selection import pick_checkpoint
+from eval.show.arms import Contrast, Gate, compare_arms, gate_text, lines_of
 from eval.show.compare import compare, main, read_side
-from eval.show.data import collect, summary
-from eval.show.selection import main as select
-from eval.show.selection import pick_checkpoint
+from eval.show.data import collect, scored_steps, summary
 from eval.show.tables import chosen, headline
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_json, read_lines, write_json, write_lines
@@ -202,3 +209,270 @@ def test_other_questions_than_a_validation_split_are_rejected(
     write_parquet(questions(4, "test", VALIDATION), held)
     with pytest.raises(UserError, match="not of the split 'validation'"):
         pick_checkpoint(validated, "held")
+
+
+# ------------------------------------------------------------------------- arms
+
+
+def test_a_crossed_table_by_hand() -> None:
+    """Row means 3 and 7, column means 2, 5 and 8, mean 5; residuals 1, -1, 0 and -1, 1, 0.
+
+    MS: seeds 3 x 8 / 1 = 24, questions 2 x 18 / 2 = 18, rest 4 / 2 = 2. Var = (24 + 18 - 2) / 6;
+    degrees of freedom 40^2 / (24^2 / 1 + 18^2 / 2 + 2^2 / 2) = 1600 / 740.
+    """
+    result = crossed([[1, 2, 6], [3, 8, 10]])
+    assert result.mean == 5 and result.parts == pytest.approx((22 / 3, 8, 2))
+    assert result.error() == pytest.approx(((40 / 6) ** 0.5, 1600 / 740))
+    # scipy 1.17.1: t.ppf(0.975, 1600 / 740), and twice t.sf(5 / sqrt(40 / 6), 1600 / 740).
+    half = 4.007738 * (40 / 6) ** 0.5
+    assert (result.low, result.high) == pytest.approx((5 - half, 5 + half), abs=1e-4)
+    assert result.p_value == pytest.approx(0.182793, abs=1e-6)
+    # With 4 seeds: MS 24, 2 + 4 x 8 = 34 and 2, so Var = 56 / 12.
+    assert result.error(4)[0] == pytest.approx((56 / 12) ** 0.5)
+
+
+def draw(rng: np.random.Generator, seeds: int, questions: int, sd: Sequence[float]) -> np.ndarray:
+    return (
+        rng.normal(0, sd[0], (seeds, 1))
+        + rng.normal(0, sd[1], questions)
+        + rng.normal(0, sd[2], (seeds, questions))
+    )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sd"), [(5, (0.02, 0.1, 0.13)), (10, (0.02, 0.1, 0.13)), (5, (0.008, 0.07, 0.13))]
+)
+def test_the_crossed_interval_covers_new_seeds_and_new_questions(
+    seeds: int, sd: tuple[float, float, float]
+) -> None:
+    rng, hits, forgetful, runs = np.random.default_rng(seeds), 0, 0, 1000
+    for _ in range(runs):
+        table = draw(rng, seeds, 185, sd)
+        result = crossed(table)
+        hits += result.low <= 0 <= result.high
+        means = table.mean(axis=0)  # negative control: as if the seeds were all there are
+        forgetful += abs(means.mean()) <= 1.96 * means.std(ddof=1) / 185**0.5
+    assert 0.925 <= hits / runs <= 0.975
+    assert forgetful / runs < min(0.93, hits / runs)
+
+
+def test_laws_of_the_crossed_interval() -> None:
+    rng = np.random.default_rng(1)
+    table = draw(rng, 4, 30, (0.05, 0.1, 0.2))
+    result = crossed(table)
+    moved = crossed(table[rng.permutation(4)][:, rng.permutation(30)])
+    assert (moved.low, moved.high, moved.p_value) == pytest.approx(
+        (result.low, result.high, result.p_value)
+    )
+    back, shifted = crossed(-table), crossed(table + 1)
+    assert (back.low, back.high) == pytest.approx((-result.high, -result.low))
+    assert (shifted.low, shifted.high) == pytest.approx((result.low + 1, result.high + 1))
+    assert (result.low <= 0 <= result.high) == (result.p_value >= 0.05)
+    assert result.detectable(40) < result.detectable(8) < result.detectable()
+    for wrong in ([[1.0, 2.0]], [[1.0], [2.0]], [1.0, 2.0]):
+        with pytest.raises(ValueError, match="two seeds"):
+            crossed(wrong)
+    tied = crossed(np.zeros((3, 30)))
+    assert tied.low < 0 < tied.high and tied.p_value == 1
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_pass_at_k_and_the_part_that_samples_make() -> None:
+    values, noise = at_k([0, 1, 4], 4, 1)
+    assert values.tolist() == [0, 0.25, 1] and noise == pytest.approx([0, 1 / 16, 0])
+    rng, rate = np.random.default_rng(0), 0.2
+    right = rng.binomial(16, rate, 20_000)
+    values, noise = at_k(right.tolist(), 16, 4)
+    assert values.mean() == pytest.approx(1 - 0.8**4, abs=0.005)
+    assert noise.mean() == pytest.approx(values.var(), rel=0.15)  # the jackknife's is a bit larger
+    assert np.isnan(at_k([1], 4, 4)[1]).all()
+
+
+def test_groups_without_a_signal_by_hand() -> None:
+    """2 of 4 right under one wording, 4 of 4 under the other; groups of 2 + 2."""
+    # Two right of 4 drawn: 1 / 6, times 1. Two wrong: 1 / 6, times 0.
+    assert no_signal([[2], [4]], [4, 4], 2) == pytest.approx([1 / 6])
+    assert no_signal([[2]], [4], 2) == pytest.approx([1 / 3])
+    assert no_signal([[0, 4], [0, 4]], [4, 4], 2).tolist() == [1, 1]
+    # 4 of 8 right under the other wording: all 2 right 1 / 6 x 3 / 14, all wrong the same.
+    assert no_signal([[2], [4]], [4, 8], 2) == pytest.approx([1 / 14])
+
+
+# ------------------------------------------------------------------------- lines
+
+
+def line(arm: str, seed: int, right: list[int], **more: Any) -> dict[str, Any]:
+    base = {"step": 40, "set": "x", "set_sha": "a", "grader": "g", "decode": {}, "n": 8}
+    return {**base, "arm": arm, "seed": seed, "right": right, **more}
+
+
+def two_arms(gain: int = 2, **more: Any) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(5)
+    lines = []
+    for seed in range(5):
+        right = rng.integers(1, 4, 40)
+        lines.append(line("base", seed, right.tolist(), **more))
+        better = right + gain + rng.integers(0, 2, 40)
+        lines.append(line("new", seed, better.tolist(), **more))
+    return lines
+
+
+CONTRAST = Contrast(arm="new", baseline="base", set="x", step=40)
+
+
+def test_a_contrast_is_paired_by_seed_and_question() -> None:
+    lines = [line("a", 0, [1, 2]), line("a", 1, [3, 8]), line("b", 1, [0, 0]), line("b", 0, [0, 0])]
+    result = compare_arms(
+        [*lines, line("a", 7, [8, 8])], CONTRAST.model_copy(update={"arm": "a", "baseline": "b"})
+    )
+    assert result.result.mean == pytest.approx(3.5 / 8) and result.seeds == [0, 1]  # not 7
+    assert result.result.parts == pytest.approx(np.array((6, 2.5, 4)) / 64)
+    assert np.isnan(result.correlation) and np.isnan(result.entropy).all()
+    # p (1 - p) / 7 of 1, 2, 3 and 8 of 8.
+    assert result.sampling == pytest.approx((7 + 12 + 15) / 64 / 7 / 4)
+
+
+def test_verdicts() -> None:
+    assert compare_arms(two_arms(), CONTRAST).verdict == "seen"
+    swapped = CONTRAST.model_copy(update={"arm": "base", "baseline": "new"})
+    assert compare_arms(two_arms(), swapped).verdict == "the opposite"
+    none = [*two_arms(0)[::2], *({**x, "arm": "new"} for x in two_arms(0)[::2])]
+    assert compare_arms(none, CONTRAST).verdict == "undecided"
+    known = CONTRAST.model_copy(update={"expected": 20.0})
+    assert compare_arms(none, known).verdict == "not seen"
+    # Only pass@1 rises: the gain at k = 8 is below it, so it is not the claim's.
+    wide = CONTRAST.model_copy(update={"k": 7, "not_below_k": 1})
+    result = compare_arms(two_arms(1), wide)
+    assert result.result.low > 0 and result.lead < 0 and result.verdict == "undecided"
+
+
+def test_a_drop_is_less_the_mean_of_other_sets() -> None:
+    lines = [
+        line(arm, seed, right, set=name)
+        for arm, drop in (("new", 1), ("base", 3))
+        for seed in (0, 1)
+        for name, right in (("x", [6, 5]), ("y", [6 - drop, 5]), ("z", [6 - drop, 5 - drop]))
+    ]
+    contrast = CONTRAST.model_copy(update={"drop": ("y", "z")})
+    # Drops: 1 and 1/2 of 8 against 3 and 3/2.
+    assert compare_arms(lines, contrast).result.mean == pytest.approx((0.75 - 2.25) / 8)
+
+
+def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
+    """Right of 8, at six steps: one arm falls, the other rises."""
+    curves = {"new": (2, 5, 6, 5, 1, 1), "base": (1, 1, 2, 3, 3, 4)}
+    lines = [
+        line(arm, seed, [right, right], step=10 * place, train={"entropy": [0, right << seed]})
+        for arm, curve in curves.items()
+        for seed in (0, 1)
+        for place, right in enumerate(curve, start=1)
+    ]
+    result = compare_arms(lines, CONTRAST.model_copy(update={"drop": 10, "step": 60}))
+    # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0.
+    assert result.means == pytest.approx((3 / 8, 0))
+    # At the last step 1 - 4 and 2 - 8: -4.5 +- t(0.975, 1) x 1.5.
+    assert result.entropy == pytest.approx((-4.5 - 12.706 * 1.5, -4.5 + 12.706 * 1.5), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grader": "old"}, "evaluated differently: grader"),
+        ({"set_sha": "b"}, "evaluated differently: set_sha"),
+        ({"n": 16}, "evaluated differently: n"),
+        ({"start_sha": "other"}, "seed 4 has runs of different start models"),
+        ({"seed": 3}, "two runs of arm new have recipe.seed=3"),
+    ],
+)
+def test_what_cannot_be_compared(change: dict[str, Any], message: str) -> None:
+    lines = two_arms(start_sha="one")
+    lines[-1] |= change
+    with pytest.raises(UserError, match=message):
+        compare_arms(lines, CONTRAST)
+
+
+def test_one_seed_and_too_few_samples_are_rejected() -> None:
+    with pytest.raises(UserError, match=r"recipe\.seed"):
+        compare_arms(two_arms()[:2], CONTRAST)
+    with pytest.raises(UserError, match="only 8 samples"):
+        compare_arms(two_arms(), CONTRAST.model_copy(update={"k": 32}))
+
+
+def test_a_gate_over_seeds() -> None:
+    lines = [
+        line("base", seed, right, set=name, n=24)
+        for seed in (0, 1)
+        for name, right in (("q0", [0, 12]), ("q1", [24, 12]), ("q2", [0, 12]), ("q3", [0, 12]))
+    ]
+    text = gate_text(lines, Gate(arm="base", step=40, sets=("q0", "q1", "q2", "q3")))
+    assert "8 of q0: 50." in text and "2 of each" in text
+    with pytest.raises(UserError, match=r"recipe\.seed"):
+        gate_text(lines, Gate(arm="base", step=0, sets=("q0", "q1")))
+
+
+# ------------------------------------------------------------------------- command
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> dict[str, list[Path]]:
+    rng, made = np.random.default_rng(0), {}
+    for arm, rate in (("grpo", 0.3), ("cw", 0.6)):
+        for seed in range(3):
+            run = tmp_path / f"{arm}_{seed}"
+            write_json(RunFolder(run).config, {"recipe": {"seed": seed}})
+            for step in (0, 40):
+                rows = rng.random((20, 4)) < (rate if step else 0.1)
+                write_checkpoint(run / "eval" / "s", step, {"x": rows.astype(int).tolist()})
+            made.setdefault(arm, []).append(run)
+    return made
+
+
+def test_run_folders_and_their_lines_give_the_same(
+    runs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = [text for arm, paths in runs.items() for text in ("--arm", arm, *map(str, paths))]
+    assert main([*arms, "--k", "1", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "cw - grpo: pass@1, x, step 40" in printed and "pass@2" in printed
+    assert (
+        "3 seeds x 20 questions" in printed and "here" not in printed
+    )  # no verdict without a rule
+    lines = [
+        x
+        for a, paths in runs.items()
+        for run in paths
+        for x in lines_of(a, run, scored_steps(run, None))
+    ]
+    write_lines(tmp_path / "lines.jsonl", lines)
+    read = ["--lines", str(tmp_path / "lines.jsonl"), "--arm", "grpo", "--arm", "cw"]
+    assert main([*read, "--k", "1", "2"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main([*read, "--step", "0"]) == 0
+    assert "step 0" in capsys.readouterr().out
+    for wrong in (
+        ["--arm", "grpo", str(runs["grpo"][0])],
+        [str(tmp_path), *read],
+        [str(tmp_path)],
+        [],
+    ):
+        assert main(wrong) == 2
+
+
+def test_checkpoints_without_scores_are_named(
+    runs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep that is not finished: the comparison is of an earlier step."""
+    a, b = runs["grpo"][0], runs["cw"][0]
+    assert main([str(a), str(b)]) == 0
+    assert "not evaluated" not in capsys.readouterr().out
+    RunFolder(b).checkpoint(60).mkdir(parents=True)
+    RunFolder(b).exported(80).mkdir(parents=True)
+    assert main([str(a), str(b)]) == 0
+    assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out
+    arms = [text for arm, paths in runs.items() for text in ("--arm", arm, *map(str, paths))]
+    assert main(arms) == 0
+    assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out

@@ -1,6 +1,11 @@
-"""Checks before an engine starts, its parameters, and one engine for all checkpoints."""
+"""Checks before an engine starts, its parameters, and one engine for all checkpoints.
+
+Samples over real HTTP from a scripted server: bodies, retries, refusals, limits, resume.
+"""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,15 +13,22 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, reference, session
 from made_tokenizers import qwen_base
+from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
 from tiny_model import save_tiny
 from transformers import AutoTokenizer
 
 from eval.ask.checkpoints import Checkpoint
-from eval.ask.engine import Engine, Request, precision
+from eval.ask.endpoint import RemoteEngine, connect
+from eval.ask.engine import Engine, Request, precision, request_seed
 from eval.ask.questions import signature
 from eval.ask.session import Session, reference_log_probabilities
 from eval.ask.settings import Settings
-from prompt_aug.base.files import write_json
+from eval.sweep import main
+from prompt_aug.base.errors import UsageError, UserError
+from prompt_aug.base.files import read_json, read_lines, write_json
+from prompt_aug.endpoint import Budget, EndpointError, Spending
+from prompt_aug.endpoint.client import Endpoint
+from prompt_aug.questions import make_question, write_parquet
 
 
 @pytest.mark.parametrize(
@@ -177,3 +189,242 @@ def test_a_signature_covers_what_an_engine_reads(model: Path, tmp_path: Path) ->
     generation["eos_token_id"] = 2
     assert of() != first
     assert signature("some/hub-id", tokenizer) == "some/hub-id"
+
+
+# ------------------------------------------------------------------------- endpoint
+
+Script = Callable[[int, dict[str, Any]], Reply]
+AT_SERVER = Settings(temperature=1.0, max_tokens=8, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("eval.ask.endpoint.load_tokenizer", lambda _: qwen_base())
+
+
+def completion(text: str, finish: str = "stop") -> Reply:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5}
+    return Reply({"choices": [{"text": text, "finish_reason": finish}], "usage": usage})
+
+
+def echo(number: int, body: dict[str, Any]) -> Reply:
+    return completion(f"{body['prompt'][0]}: {body['seed']}")
+
+
+def server_of(
+    script: Script, owner: str = "vllm", **listed: str
+) -> AbstractContextManager[ScriptedEndpoint]:
+    """A server that lists the model `tiny`; `script` answers its completions, counted from 0."""
+    return serving(script, [{"id": "tiny", "owned_by": owner, "max_model_len": 999, **listed}])
+
+
+def requests(count: int, stop: tuple[str, ...] = ()) -> list[Request]:
+    return [
+        Request(question=i, key=(f"u{i}", "p", i % 2), prompt_token_ids=(i, 7, 7), stop=stop)
+        for i in range(count)
+    ]
+
+
+def engine_at(
+    url: str, budget: Budget | None = None, settings: Settings = AT_SERVER
+) -> RemoteEngine:
+    server = connect(url, 4, budget or Budget(), settings)
+    checkpoint = server.checkpoint("tiny", "a tokenizer")
+    assert checkpoint.positions == 999
+    return server.engine_for(checkpoint, "", 10, [])
+
+
+def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
+    budget = Budget()
+    with server_of(echo) as endpoint:
+        stream = engine_at(endpoint.url, budget).stream(requests(6, stop=("END",)))
+        result = {request.question: response for request, response in stream}
+        bodies = {body["prompt"][0]: body for body in endpoint.bodies}
+    assert bodies[5] == {
+        "model": "tiny", "prompt": [5, 7, 7], "max_tokens": 7, "temperature": 1.0, "top_p": 1.0,
+        "seed": request_seed(3, "u5", 1), "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "stop": ["END"], "include_stop_str_in_output": True, "skip_special_tokens": False,
+        "stop_token_ids": [0, 1, 2, 3],
+    }  # fmt: skip
+    seed = request_seed(3, "u2", 0)
+    assert result[2] == {"response": f"2: {seed}", "tokens": 5, "finish_reason": "stop"}
+    assert sorted(result) == list(range(6))
+    assert budget.spent == Spending(6, 18, 30) and budget.reserved == Spending()
+
+
+@pytest.mark.parametrize("text", ["a END b END", "a END"])  # the second: on its last token
+def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_here(
+    text: str,
+) -> None:
+    settings = AT_SERVER.replaced(min_p=0.1)
+    with server_of(lambda n, b: completion(text, "length"), "me") as endpoint:
+        engine = engine_at(endpoint.url, settings=settings)
+        ((_, response),) = engine.stream(requests(1, stop=("b", "END")))
+        (body,) = endpoint.bodies
+    added = {"top_k", "repetition_penalty", "stop", "stop_token_ids", "skip_special_tokens"}
+    assert not added & set(body) and body["min_p"] == 0.1
+    assert (response["response"], response["finish_reason"]) == ("a END", "stop")
+
+
+def test_a_response_ends_at_the_end_of_its_turn() -> None:
+    text = "<think>1</think> 2"
+    reply = completion(f"{text}<|im_end|>\n<|im_start|>user\n3", "length")
+    with server_of(lambda n, b: reply) as endpoint:
+        ((_, response),) = engine_at(endpoint.url).stream(requests(1))
+    assert (response["response"], response["finish_reason"]) == (text, "stop")
+
+
+def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> None:
+    """Half an answer, of a server that shuts down, would be graded as wrong."""
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if body["prompt"][0] == 3:
+            return Reply({"error": {"message": "out of memory"}}, 500)
+        if number < 6:
+            return completion("Let me th", "abort") if number < 3 else Reply({}, 429)
+        return echo(number, body)
+
+    result = []
+    with server_of(script) as endpoint:
+        stream = engine_at(endpoint.url).stream(requests(5))
+        with pytest.raises(UserError, match=r"1 requests failed.*out of memory"):
+            result.extend(stream)
+    assert sorted(request.question for request, _ in result) == [0, 1, 2, 4]
+    assert {response["finish_reason"] for _, response in result} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"), [("no token ids", "no token ids"), ("context length", "8 equal fail")]
+)
+def test_a_refusal_ends_it_at_once(refusal: str, message: str) -> None:
+    reply = Reply({"error": {"message": refusal}}, 400)
+    with server_of(lambda n, b: reply) as endpoint:
+        with pytest.raises(EndpointError, match=message):
+            list(engine_at(endpoint.url).stream(requests(50)))
+        assert len(endpoint.bodies) < 8 + 4
+
+
+def command_of(url: str, folder: Path, count: int = 20) -> list[str]:
+    """Evaluate questions, whose answer is 3, at an endpoint."""
+    made = [make_question(text=f"{i}?", answers=("3",), source="t") for i in range(count)]
+    write_parquet(made, folder / "q.parquet")
+    command = ["--endpoint", url, "--model=tiny", "--tokenizer=any", "--max-tokens=9"]
+    return [*command, "--out", str(folder / "o"), f"--benchmark=q={folder}/q.parquet"]
+
+
+def scores_in(folder: Path) -> dict[str, Any]:
+    (scores,) = folder.glob("o/*/tiny/scores.json")
+    return read_json(scores)["benchmarks"]["q"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "accuracy"),
+    [
+        (Reply({"choices": []}), "no_choices", 0.75),
+        (Reply(chat([""], finish="content_filter")), "content_filter", 0.75),
+        (Reply({"error": {"message": "prompt is too long"}}, 400), "prompt_too_long", 0.75),
+        (Reply(chat(["3"], finish="eos_token")), "", 1.0),
+    ],
+)
+def test_a_question_without_a_whole_answer_is_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reply: Reply, status: str, accuracy: float
+) -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        return reply if "1?" in qwen_base().decode(body["prompt"]) else Reply(chat(["3"]))
+
+    with server_of(script) as endpoint:
+        for _ in range(2):  # the second sends nothing
+            assert main(command_of(endpoint.url, tmp_path, 4)) == 0
+            uid = make_question(text="1?", answers=("3",), source="t").uid
+            named = f"1 responses: {status} (questions {uid})"
+            assert (named in capsys.readouterr().err) == bool(status)
+        assert len(endpoint.bodies) == 4
+    entry = scores_in(tmp_path)
+    assert entry["accuracy"] == accuracy
+    assert entry["status_rates"].get(status, 0) == 1 - accuracy
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@localhost/v1", "http://localhost/v1?a=secret"])
+def test_an_address_with_a_secret_is_rejected(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command_of(url, tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "--endpoint: has a user name" in error and "secret" not in error
+    with pytest.raises(UsageError, match="OPENAI_BASE_URL"):
+        Endpoint(base_url=url)
+
+
+COUNTS = [0, 10**400, 2**53 + 1, -1, 5.0, True, "5", [5], None]
+
+
+@pytest.mark.parametrize(
+    "usage", [*({"prompt_tokens": n, "completion_tokens": n} for n in COUNTS), [3, 5], None]
+)
+def test_tokens_that_a_server_does_not_report_are_unknown(usage: dict[str, Any] | None) -> None:
+    """The budget books the reservation for them: 3 read and 8 written."""
+    budget = Budget()
+    reply = Reply({"choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage})
+    with server_of(lambda n, b: reply) as endpoint:
+        ((_, response),) = engine_at(endpoint.url, budget).stream(requests(1))
+    assert response["tokens"] is None and budget.spent == Spending(1, 3, 8)
+
+
+def test_a_list_of_models_has_known_types_and_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"id": "a", "max_model_len": 10**400, "root": ["x"], "owned_by": {}},
+        {"id": "b", "max_model_len": "999", "root": "/w", "more": [1]},
+        *({"id": i} for i in ("\x1b[31mred", "a\nb", 3, None)),
+    ]
+    with serving(echo, rows) as endpoint:
+        server = connect(endpoint.url, 4, Budget(), AT_SERVER)
+    assert server.models == {
+        "a": {"id": "a", "max_model_len": None},
+        "b": {"id": "b", "root": "/w", "max_model_len": None},
+    }
+    monkeypatch.setattr("prompt_aug.endpoint.client.LIST_SECONDS", 0.2)
+    with serving(echo, Reply({}, delay=20)) as endpoint, pytest.raises(UserError, match=r"0\.2 s"):
+        connect(endpoint.url, 4, Budget(), AT_SERVER)
+
+
+def test_a_caller_that_stops_cancels_what_is_open() -> None:
+    def slow(number: int, body: dict[str, Any]) -> Reply:
+        return completion("x") if number == 0 else Reply({}, delay=30)
+
+    with server_of(slow) as endpoint:
+        stream = engine_at(endpoint.url).stream(requests(9))
+        next(stream)
+        stream.close()
+        assert len(endpoint.bodies) <= 6
+
+
+def test_the_command_stops_at_its_limit_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server_of(lambda n, b: completion(rf"\boxed{{{n}}}")) as endpoint:
+        command = command_of(endpoint.url, tmp_path, 6)
+        assert main([*command, "--max-requests=4", "--concurrency=2"]) == 1
+        assert "--max-requests 4 is reached" in capsys.readouterr().err
+        for _ in range(2):
+            assert main(command) == 0 and len(endpoint.bodies) == 6
+        assert main([*command, "--model=other"]) == 1
+        assert "Name one of: tiny" in capsys.readouterr().err
+    entry = scores_in(tmp_path)
+    assert entry["accuracy"] == pytest.approx(1 / 6) and entry["model"]["endpoint"] == endpoint.url
+    (head, *_), *_ = [read_lines(path) for path in tmp_path.glob("o/*/tiny/q/samples-*")]
+    assert head["engine"]["owned_by"] == "vllm"
+
+
+def test_other_weights_under_the_same_name_need_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `vllm serve CHECKPOINT --served-model-name policy`, restarted for each checkpoint."""
+    with server_of(lambda n, b: Reply(chat(["3"])), root="/ckpt/a") as endpoint:
+        command = command_of(endpoint.url, tmp_path, 1)
+        assert main(command) == 0
+        endpoint.models[0]["root"] = "/ckpt/b"
+        assert main(command) == 1
+        assert "root: '/ckpt/a' -> '/ckpt/b'" in capsys.readouterr().err
+        assert main([*command, "--samples=2", "--temperature=1"]) == 0, "another folder"
+    assert len(endpoint.bodies) == 3

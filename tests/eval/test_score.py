@@ -179,12 +179,6 @@ def test_accuracy_and_clustered_error_by_hand(
     assert value.standard_error == pytest.approx(error, abs=1e-12)
 
 
-def test_repeated_samples_do_not_shrink_the_error() -> None:
-    once = np.array([[1], [0], [1], [1], [0]])
-    repeated = metrics.accuracy(np.repeat(once, 16, axis=1))
-    assert repeated.standard_error == pytest.approx(metrics.accuracy(once).standard_error)
-
-
 def test_the_two_averages_by_hand() -> None:
     parts = [metrics.accuracy(part) for part in ([[1], [1]], [[0], [1], [0], [0]])]
     questions, benchmarks = metrics.over_questions(parts), metrics.over_benchmarks(parts)
@@ -196,12 +190,6 @@ def test_the_two_averages_by_hand() -> None:
     assert benchmarks.standard_error == pytest.approx(1 / 8)
     parts = [metrics.accuracy([[1, 0]]), metrics.accuracy([[1], [0]])]  # one without an error
     assert metrics.over_benchmarks(parts).standard_error is None
-
-
-def test_paired_difference_by_hand() -> None:
-    # Differences (0, 0, 1, 0): mean 1/4, std with n - 1 is 1/2, over sqrt(4).
-    gain = paired([0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0])
-    assert (gain.mean, gain.standard_error, gain.questions) == (0.25, 0.25, 4)
 
 
 def test_pass_and_pass_all_at_powers() -> None:

@@ -384,7 +384,7 @@ def test_every_token_sees_its_own_sequence_in_order(seed: int, capacity: int) ->
 def test_only_the_right_mask_and_positions_give_the_values_of_single_rows(broken: str) -> None:
     """Negative controls: a causal mask over the places, and the places as positions.
 
-    test_engine.py compares the gradients.
+    The tests above compare the gradients.
     """
     model, given = untrained(), sequences(7)
     forest = plant(given, 400)

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from covariance_cases import (
-    ADVANTAGES,
-    GROUP,
-    LOGPROBS,
-    MASK,
-    X,
-    close,
-    example,
-    token_covariance,
-)
+from covariance_cases import ADVANTAGES, GROUP, LOGPROBS, MASK, X, close, example, token_covariance
 
 from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.covariance import covariance_metrics, covariance_of

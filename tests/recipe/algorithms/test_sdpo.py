@@ -86,12 +86,7 @@ def second_pass(
     metrics: dict[str, float] = {}
     renderer: Any = Renderer()
     found = hints.hinted_logprobs(
-        source,
-        renderer=renderer,
-        tokenizer=None,
-        limit=limit,
-        forward=forward,
-        metrics=metrics,
+        source, renderer=renderer, tokenizer=None, limit=limit, forward=forward, metrics=metrics
     )
     made = record(source, hinted_logprobs=found)
     given = {"logprobs_BT": made.logprobs_BT, "hinted_logprobs_BT": made.hinted_logprobs_BT}

@@ -95,11 +95,7 @@ class Engine:
             log_probs=[-0.5] * len(self.ids),
             num_preempted=None,
             stop_reason=self.stop_reason,
-            extra_fields={
-                "versions": self.versions,
-                "min_global_steps": 3,
-                "max_global_steps": 3,
-            },
+            extra_fields={"versions": self.versions, "min_global_steps": 3, "max_global_steps": 3},
         )
 
 
@@ -256,15 +252,6 @@ def test_a_response_of_the_limit_with_an_end_is_whole(
     out = asyncio.run(made.run({}, uid="g", **columns))
     assert (out.response_ids, out.extra_fields["limit"]) == (ids, len(ids))
     assert out.extra_fields["truncated"] is truncated
-
-
-def test_the_system_prompt_of_a_row_is_used() -> None:
-    engine = Engine([5])
-    made, own = loop(engine), row()
-    own["raw_prompt"] = [{"role": "system", "content": "Be brief."}, *own["raw_prompt"]]
-    asyncio.run(made.run({}, uid="g", **own))
-    prompt = made.tokenizer.decode(engine.requests[0][1])
-    assert "Be brief." in prompt and "47 + 38" in prompt
 
 
 ROWS = [

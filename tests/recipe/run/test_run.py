@@ -295,9 +295,7 @@ STEP = {
 def progress_config(run: Path) -> Any:
     return OmegaConf.create(
         {
-            "recipe": {
-                "run_dir": str(run),
-            },
+            "recipe": {"run_dir": str(run)},
             "trainer": {"total_training_steps": 10},
             "data": {"train_batch_size": 16},
             "actor_rollout_ref": {"rollout": {"n": 8}},

@@ -81,15 +81,6 @@ def write(
     return queue
 
 
-def test_advantages_are_written_to_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = write(monkeypatch, [False] * 3)
-    assert queue.writes == [("advantages", "returns")] and len(queue.reads) == 1
-    assert queue.column("advantages") == {
-        **{"b_2_0": [9, 10, 11], "a_0_0": [1], "pad_0_0": [0], "b_0_0": [5, 6, 7, 8]}
-    }
-    assert queue.column("returns") == queue.column("advantages")
-
-
 @pytest.mark.parametrize(
     ("excluded", "by_token", "kept"),
     [

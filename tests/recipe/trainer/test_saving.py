@@ -1,5 +1,13 @@
-"""What the trainer saves if a run ends before its last step, and what it deletes and restores."""
+"""What the trainer saves if a run ends before its last step, and what it deletes and restores.
 
+verl's steps and files are fakes; saving, retention, metrics, the choice of a checkpoint and its
+loading are real.
+"""
+
+import json
+import os
+import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -8,30 +16,60 @@ from typing import Any
 
 import pytest
 import torch
-from fake_trainer import FakeTrainer
+from omegaconf import OmegaConf
 from ray.exceptions import RayError
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.base.files import read_json
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
-from recipe.run.stop import StoppedError, StopRequest
+from recipe.run.stop import Limit, StoppedError, StopRequest, Watchdog
 from recipe.trainer.liveness import Liveness
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
+from recipe.trainer.saving import SavingTrainer
 
 TOTAL = 20
 SLEEPS = "engine sleeps"
 
 
-class Trainer(FakeTrainer):
-    """Records the calls of verl's methods, in order."""
+class Loader:
+    """A data loader that has returned `position` batches."""
 
-    def __init__(self, run_dir: Path, step: int = 0) -> None:
-        super().__init__(run_dir, step, total=TOTAL)
+    position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+
+class Trainer(SavingTrainer, PPOTrainerSync):
+    """A run in `run_dir` after `step` steps, without verl's __init__, which would start a cluster.
+
+    Its own state is the number of fetched batches; it trains a weight that is the number of its
+    steps, and records the calls of verl's methods in order.
+    """
+
+    keep_last: int | None = None
+    weight = 0
+
+    def __init__(self, run_dir: Path, step: int = 0, *, total: int = TOTAL) -> None:
+        self.run_dir, self.saves = run_dir, run_dir / "checkpoints"
+        self.saves.mkdir(exist_ok=True)
+        self.global_steps, self.steps_per_epoch, self.total_training_steps = step, 4, total
+        trainer = {"default_local_dir": str(self.saves), "resume_mode": "auto"}
+        keep = {"keep_every": None, "keep_best": None}
+        self.config = OmegaConf.create({"trainer": trainer, "recipe": keep})
+        self.limit, self.line, self.watchdog = Limit(run_dir, None), {}, Watchdog(60)
+        self.train_dataloader, self.fetched = Loader(), 0
         self.done: list[Any] = []
         self.checkpoint_manager = SimpleNamespace(
             abort_replicas=lambda reject_request: self.done.append("abort")
         )
+
+    def own_state(self) -> dict[str, Any]:
+        return {"fetched": self.fetched, "batches_fetched": self.fetched}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.fetched = state["fetched"]
 
     def finish(self) -> None:
         """Step and validation, as verl's fit does."""
@@ -44,13 +82,14 @@ class Trainer(FakeTrainer):
 
 @pytest.fixture(autouse=True)
 def verl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that verl's trainer writes, its step, and its hooks."""
+    """verl's step and hooks, and the files of its trainer and of its FSDP engine of two ranks."""
 
     def step(self: Any, metrics: dict, timing_raw: dict) -> str:
         self.train_dataloader.position += 1
         self.fetched += 1
+        self.weight += 1
         self.while_waiting("train", 0, 0)
-        metrics["critic/score/mean"] = 0.5
+        metrics["weight"] = self.weight
         return "batch"
 
     def validate(self: Any) -> dict[str, float]:
@@ -60,18 +99,32 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def save(self: Any) -> None:
         folder = checkpoints.step_folder(self.saves, self.global_steps)
+        (folder / "actor").mkdir(parents=True, exist_ok=True)
+        for rank in (0, 1):
+            for kind in ("model", "optim", "extra_state"):
+                state = {"w": torch.full((30_000,), float(self.weight))}
+                torch.save(state, folder / "actor" / f"{kind}_world_size_2_rank_{rank}.pt")
+        (folder / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
         torch.save(self.train_dataloader.state_dict(), folder / "data.pt")
-        (self.saves / checkpoints.TRACKER).write_text(str(self.global_steps))
+        with (self.saves / checkpoints.TRACKER).open("w") as file:
+            time.sleep(0.003)  # empty for a while, as on a network file system
+            file.write(str(self.global_steps))
         self.done.append(f"save {self.global_steps}")
 
     def load(self: Any) -> None:
         self.global_steps = checkpoints.tracked_step(self.saves) or 0
+        if not self.global_steps:
+            return
+        folder = checkpoints.step_folder(self.saves, self.global_steps)
+        shards = [torch.load(p)["w"] for p in sorted((folder / "actor").glob("*.pt"))]
+        assert len({float(w.max()) for w in shards} | {float(w.min()) for w in shards}) == 1
+        self.weight = int(shards[0][0])
+        self.train_dataloader.position = torch.load(folder / "data.pt")["position"]
 
     monkeypatch.setattr(PPOTrainerSync, "on_sample_end", lambda self: self.done.append(SLEEPS))
-    for name, made in (("step", step), ("_validate", validate)):
+    own = {"step": step, "_validate": validate, "_save_checkpoint": save, "_load_checkpoint": load}
+    for name, made in own.items():
         monkeypatch.setattr(PPOTrainerSync, name, made)
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", load)
 
 
 def saved(trainer: Trainer, step: int) -> tuple[int, int]:
@@ -163,7 +216,7 @@ def test_the_watchdog_starts_when_the_engine_has_its_weights(
 
 def test_a_line_lost_to_a_kill_after_its_checkpoint_is_restored_once(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, step=2)
-    run_folder.append_metrics(tmp_path, 1, {"critic/score/mean": 0.25})
+    run_folder.append_metrics(tmp_path, 1, {"weight": 0.25})
     trainer.step({}, {})
     trainer._save_checkpoint()  # a SIGKILL before verl writes the metrics
     for count in (1, 0):
@@ -172,8 +225,8 @@ def test_a_line_lost_to_a_kill_after_its_checkpoint_is_restored_once(tmp_path: P
         again._load_checkpoint()
         assert (again.global_steps, again.fetched) == (2, 1)
         assert run_folder.read_metrics(tmp_path) == [
-            {"step": 1, "critic/score/mean": 0.25},
-            {"step": 2, "critic/score/mean": 0.5, "restored": True},
+            {"step": 1, "weight": 0.25},
+            {"step": 2, "weight": 1, "restored": True},
         ]
 
 
@@ -224,3 +277,67 @@ def test_a_dead_actor_is_named_and_a_new_one_is_accepted() -> None:
 
     alive = Liveness(named)
     assert [alive.gone() for _ in range(4)] == [[], [], [], ["worker_0", "worker_1"]]
+
+
+# ------------------------------------------------------------------------- kills
+# SIGKILL at random moments of a training that saves: the short form of tests/drills/kills.py.
+
+KILLS, SAVE_FREQ, KEPT = 40, 2, 2
+
+
+def fit(trainer: Trainer) -> None:
+    """The order of verl's fit: step, checkpoint, metrics."""
+    while True:
+        trainer.global_steps += 1
+        metrics: dict[str, Any] = {}
+        trainer.step(metrics, {})
+        if trainer.global_steps % SAVE_FREQ == 0:
+            trainer._save_checkpoint()
+        run_folder.append_metrics(trainer.run_dir, trainer.global_steps, metrics)
+
+
+def started(run: Path) -> Trainer:
+    """The start of a run, before the first step."""
+    checkpoints.repair(run / "checkpoints")
+    checkpoints.restore_line(run, run / "checkpoints")
+    trainer = Trainer(run, total=100_000)
+    trainer.keep_last = KEPT
+    trainer._load_checkpoint()
+    return trainer
+
+
+def train_and_die(run: Path, seconds: float) -> None:
+    """A start in a fork, where a kill takes milliseconds, killed `seconds` after its first step."""
+    ready, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            trainer = started(run)
+            os.write(sender, b"x")
+            fit(trainer)
+        finally:
+            os._exit(1)
+    os.close(sender)
+    os.read(ready, 1)
+    os.close(ready)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the process ended by itself"
+
+
+@pytest.mark.config
+def test_no_kill_loses_more_than_save_freq_steps_or_a_line(tmp_path: Path) -> None:
+    chance, pace = random.Random(0), 1.0
+    for number in range(KILLS):
+        train_and_die(tmp_path, pace * chance.uniform(0, 0.06))
+        done = max((m["step"] for m in run_folder.read_metrics(tmp_path)), default=0)
+        trainer = started(tmp_path)
+        step = trainer.global_steps
+        pace *= 1 if step else 1.5  # until something is saved: a busy machine takes longer
+        assert done - step < SAVE_FREQ, number
+        assert (trainer.weight, trainer.fetched, trainer.train_dataloader.position) == (step,) * 3
+        lines = run_folder.read_metrics(tmp_path)
+        assert [m["step"] for m in lines] == list(range(1, step + 1)), number
+        assert [m["weight"] for m in lines] == list(range(1, step + 1)), number
+        assert len(checkpoints.saved_steps(tmp_path / "checkpoints")) <= KEPT + 1
+    assert step > 2 * SAVE_FREQ, "the kills came before anything was saved"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands for the environment's Python in drill.py: a training of one step a second.
+"""Stands for the environment's Python in slurm.py: a training of one step a second.
 
 It keeps recipe.train's contract with the job script: SIGTERM saves and ends with 75, the same
 command goes on from the tracker.

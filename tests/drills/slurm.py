@@ -1,6 +1,6 @@
-"""Drills with jobs on the SLURM of cluster.sh: outside CI, needs root.
+"""Drills with jobs on the SLURM of cluster.sh. Run by hand; needs root.
 
-    tests/slurm/cluster.sh up && python tests/slurm/drill.py [NAME ...]     # by default all
+    tests/drills/cluster.sh up && python tests/drills/slurm.py [NAME ...]     # by default all
 
 Most drills replace the training by stand_in.py and take a minute or two. Each prints its result and
 fails if scripts/job.sh does not behave as documented.
@@ -238,29 +238,27 @@ def nothing_left(run: Path) -> None:
     assert not left, left
 
 
-def two_nodes(run: Path) -> str:
-    job = real(run, steps=4)
+def trained(run: Path, ranks: int, *settings: str) -> None:
+    """Train over both nodes to the end, with FSDP over `ranks`."""
+    job = real(run, 4, *settings)
     wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
     assert field(job, "JobState") == "COMPLETED", run.parent
     assert lines(run) == [1, 2, 3, 4]
     shards = sorted(p.name for p in (run / "checkpoints/global_step_4/actor").glob("model_*"))
-    assert shards == ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"]
+    assert shards == [f"model_world_size_{ranks}_rank_{i}.pt" for i in range(ranks)]
     nothing_left(run)
     assert "Ray has 2 nodes" in output(run)
+
+
+def two_nodes(run: Path) -> str:
+    trained(run, 2)
     return "Ray had 2 nodes, 4 steps, FSDP shards of 2 ranks, no process left"
 
 
 def separate(run: Path) -> str:
     """A node for the actor, the other for the engine, which `train.sbatch` divides."""
     mode = "trainer.v1.trainer_mode=recipe_separate_async"
-    job = real(run, 4, mode, "actor_rollout_ref.rollout.nnodes=1")
-    wait("the end", lambda: field(job, "JobState") in ENDED, LONGEST)
-    assert field(job, "JobState") == "COMPLETED", run.parent
-    assert lines(run) == [1, 2, 3, 4]
-    shards = [p.name for p in (run / "checkpoints/global_step_4/actor").glob("model_*")]
-    assert shards == ["model_world_size_1_rank_0.pt"]
-    nothing_left(run)
-    assert "Ray has 2 nodes" in output(run)
+    trained(run, 1, mode, "actor_rollout_ref.rollout.nnodes=1")
     return "Ray had 2 nodes, 4 steps, one FSDP rank, engine on the other node, no process left"
 
 

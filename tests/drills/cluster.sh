@@ -2,9 +2,9 @@
 # A real SLURM on one machine: a controller and two nodes, each with a host name, a network and an
 # address of its own. Needs root, and Debian's packages: apt-get install slurm-wlm munge iproute2
 #
-#   tests/slurm/cluster.sh up [FOLDER]       tests/slurm/cluster.sh down [FOLDER]
-#   tests/slurm/cluster.sh kill n2 [FOLDER]  the node is gone at once, with all its processes
-#   tests/slurm/cluster.sh start n2 [FOLDER] and is back
+#   tests/drills/cluster.sh up [FOLDER]       tests/drills/cluster.sh down [FOLDER]
+#   tests/drills/cluster.sh kill n2 [FOLDER]  the node is gone at once, with all its processes
+#   tests/drills/cluster.sh start n2 [FOLDER] and is back
 #
 # FOLDER (default /tmp/recipe-slurm) has slurm.conf, keys, states and logs; SLURM's commands find it
 # through SLURM_CONF=FOLDER/slurm.conf. Only processes started here are ended, by their pid files.
