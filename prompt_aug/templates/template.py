@@ -102,9 +102,8 @@ class Bank(dict[str, Template]):
         return Bank([template.model_copy(update=change) for template in self.values()])
 
 
-OWN_BANK = Path(__file__).with_name("template_bank.yaml")
 BANKS: dict[str | None, Path] = {
-    None: OWN_BANK,
+    None: Path(__file__).with_name("template_bank.yaml"),
     "papers": Path(__file__).with_name("paper_prompts.yaml"),
 }
 _CHATML = re.compile(

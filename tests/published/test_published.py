@@ -1,8 +1,9 @@
 """Prompts and format rewards of the published layers are those of the papers' authors.
 
 digests.json holds what the authors' own code gave, at the commits that examples/PUBLISHED.md names,
-for one question and for a fixed corpus of responses: worked answers (demonstrations.py) in every
-template's format, then broken. None of the authors' text is here.
+for one question and for a fixed corpus of responses: worked answers of two-digit sums and
+differences in every template's format, with mistakes, then broken. Each is a function of its key.
+None of the authors' text is here.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demonstrations import draw_demonstration
+from smollm2 import FORMS, PLAIN  # scripts/smollm2.py
 from tiny_model import save_tokenizer
 
 from eval import sweep
@@ -31,7 +32,36 @@ NAMES = load_bank().names
 MADE = Path(__file__).resolve().parents[2] / "data" / "published"  # where the command writes
 
 
-# ------------------------------------------------------------------------- responses
+FORGOTTEN, COPY, PLAINLY = 0.60, 0.05, 0.30  # rates: forgotten carry, wrong copy, no format
+
+
+def unit(*key: object) -> float:
+    """Return a number in [0, 1) that is a pure function of `key` (BLAKE2b, 64 bits)."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def worked(a: int, op: str, b: int, forgets: bool) -> tuple[str, int]:
+    """Return (work, answer) of ``a op b``; the tens may forget the carry or borrow of the ones."""
+    sign = 1 if op == "+" else -1
+    (tens, ones), (more_tens, more) = divmod(a, 10), divmod(b, 10)
+    due = ones + more > 9 if op == "+" else ones < more
+    ones += 10 if due and op == "-" else 0
+    low, note = ones + sign * more, due and not forgets
+    high = tens + sign * (more_tens + note)
+    work = f"{ones}{op}{more}={low}, {tens}{op}{more_tens}{f'{op}1' if note else ''}={high}"
+    return f"{a}{op}{b}: {work}", 10 * high + low % 10
+
+
+def draw_demonstration(a: int, op: str, b: int, template: str, *key: object) -> str:
+    """Return an answer whose mistakes are a function of `key`, template and problem."""
+    place = (*key, template, a, op, b)
+    work, answer = worked(a, op, b, unit("forget", *place) < FORGOTTEN)
+    answer += unit("misread", *place) < COPY
+    text = PLAIN if unit("format", *place) < PLAINLY else FORMS.get(template, PLAIN)
+    box = f"\\boxed{{{answer}}}"
+    return text.replace("{work}", work).replace("{box}", box).replace("{answer}", str(answer))
+
 
 SIZE = 6500  # responses, an equal part of them in the format of each template
 MARKERS = sorted({marker for t in load_bank().values() for marker in t.published})
