@@ -11,6 +11,7 @@ import math
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -53,15 +54,13 @@ class Field:
 
     def convert(self, value: Number) -> Any:
         """Return `value` in this field. Raises TooBig for infinities."""
-        try:
-            if isinstance(value, Fraction) and self._number is not complex:
-                return self._number(value.numerator) / self._number(value.denominator)
+        if isinstance(value, Fraction) and self._number is not complex:
+            return self._number(value.numerator) / self._number(value.denominator)
+        with suppress(OverflowError):
             number = self._number(value)
-        except OverflowError:
-            raise TooBig("beyond a double") from None
-        if number != number or abs(number) > MAX_DOUBLE:
-            raise TooBig("beyond a double")
-        return number
+            if abs(number) <= MAX_DOUBLE:  # not of NaN
+                return number
+        raise TooBig("beyond a double")
 
 
 _mp = mpmath.MPContext()  # its own context, so other code cannot change its precision
@@ -241,8 +240,6 @@ class Reader:
             value = a + b if operation == "+" else a * b if operation == "*" else a / b
         except ZeroDivisionError:
             raise Unsupported("division by zero") from None
-        except OverflowError:
-            raise TooBig("product") from None
         return self._keep(value)
 
     def _sum(self) -> Number:

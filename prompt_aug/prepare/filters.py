@@ -135,7 +135,7 @@ class OverlapIndex:
         scores = {p: count / min(len(own), self.sizes[p][2]) for p, count in shared.items()}
         if not scores:
             return None
-        place = max(scores, key=scores.__getitem__)  # the first of equal ones
+        place = max(sorted(scores), key=scores.__getitem__)  # the first of equal ones
         name, index, _ = self.sizes[place]
         return Match(of=name, index=index, score=scores[place])
 

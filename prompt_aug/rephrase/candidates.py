@@ -151,10 +151,7 @@ def answers_of(question: Question, responses: Sequence[Response]) -> Answers:
 
 
 def _same(answer: str, gold: str) -> bool:
-    try:
-        return answer == gold or grade_answer(answer, gold).correct
-    except (TypeError, ValueError):
-        return False
+    return answer == gold or grade_answer(answer, gold).correct
 
 
 def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> Candidate:
