@@ -330,8 +330,6 @@ def _words(text: str) -> list[str]:
     return [word for word in spelled if word]
 
 
-# ------------------------------------------------------------------------- normal forms
-
 _DIGITS = 30
 _DECIMAL_BITS = 10_000
 _MARKS = {"list": "{}", "set": "{}", "matrix": "[]", "tuple": "()", "union": "<>"}

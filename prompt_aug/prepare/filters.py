@@ -164,9 +164,6 @@ def near_duplicates(
             seen[gram].append(j)
 
 
-# ------------------------------------------------------------------------- rows
-
-
 def read_rows(rows: Any, columns: Columns, source: str, renamed: bool) -> tuple[Numbered, Refused]:
     """Return the questions, and the rows without question or answer.
 

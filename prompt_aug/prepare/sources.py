@@ -40,8 +40,6 @@ VERL_COLUMNS = {"text": "prompt", "answer": "reward_model.ground_truth"}
 IN_YAML = "name the file and the column in a yaml file, `{}: COLUMN`: eval/README.md"
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
-
-
 KINDS = (".parquet", ".jsonl", ".json", ".csv")
 
 

@@ -254,9 +254,7 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
         return
     if lost and new:
         yield doubt("formulas", f"{lost[0]} went missing, {new[0]} came in")
-    elif only := max(
-        (piece for piece in lost + new if len(piece) > LONG_PIECE), key=len, default=""
-    ):
+    elif only := max((p for p in lost + new if len(p) > LONG_PIECE), key=len, default=""):
         yield doubt("formulas", f"{only} {'went missing' if lost else 'came in'}")
     before, after = relations(own), relations(changed)
     for sides in sorted(before.keys() & after.keys()):
@@ -328,9 +326,8 @@ def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
 
 def _number_changes(question: Reading, candidate: Reading) -> Iterator[Reason]:
     both = (question, candidate), (candidate, question)
-    lost, new, fewer, more = (
-        unmatched(*pair, counted) for counted in (False, True) for pair in both
-    )
+    lost, new = (unmatched(*pair) for pair in both)
+    fewer, more = (unmatched(*pair, counted=True) for pair in both)
     if lost and new:
         yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost or new:

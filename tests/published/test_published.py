@@ -30,8 +30,6 @@ AUTHORS = json.loads(Path(__file__).with_name("digests.json").read_text())
 PROMPTS, REWARDS = AUTHORS["prompts"], AUTHORS["format_rewards"]
 NAMES = load_bank().names
 MADE = Path(__file__).resolve().parents[2] / "data" / "published"  # where the command writes
-
-
 FORGOTTEN, COPY, PLAINLY = 0.60, 0.05, 0.30  # rates: forgotten carry, wrong copy, no format
 
 
