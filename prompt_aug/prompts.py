@@ -101,13 +101,7 @@ class Prompts:
         """Write `path`, which `read` and `load_bank` can read."""
         write_text(path, self.to_yaml())
 
-    def render(
-        self,
-        template: str,
-        question: str,
-        tokenizer: Any,
-        earlier: Turns = (),
-    ) -> Prompt:
+    def render(self, template: str, question: str, tokenizer: Any, earlier: Turns = ()) -> Prompt:
         """Return the prompt of `question` under a template; `earlier` are the row's own messages.
 
         Raises UnknownTemplateError, or RenderError if the question cannot be rendered.

@@ -321,10 +321,8 @@ def count_repeats(questions: Iterable[Question]) -> list[tuple[Question, int]]:
     Some files, such as verl's of AIME, hold a question once per sample.
     """
     rows: dict[tuple[Any, ...], list[Question]] = {}
-    for question in questions:
-        rows.setdefault(
-            (question.uid, question.text, question.earlier, question.source), []
-        ).append(question)
+    for q in questions:
+        rows.setdefault((q.uid, q.text, q.earlier, q.source), []).append(q)
     return [(group[0], len(group)) for group in rows.values()]
 
 
@@ -378,12 +376,6 @@ def user_text(
     if not isinstance(messages[-1], str):
         raise QuestionError(f"the column {column!r} holds parts (an image?): questions are text")
     return messages[-1]
-
-
-def system_text(prompt: str | Iterable[Mapping[str, Any]] | None) -> str | None:
-    """Return the system message of a chat, or None."""
-    chat = () if isinstance(prompt, str) else prompt or ()
-    return next((str(m["content"]) for m in chat if m.get("role") == "system"), None)
 
 
 def answer_texts(value: Any) -> tuple[str, ...]:

@@ -30,10 +30,8 @@ def control_tokens(tokenizer: Any) -> dict[str, int]:
         added = getattr(tokenizer, "added_tokens_decoder", {})
     except NotImplementedError:  # Mistral's own tokenizer reads no control token from text
         added = {}
-    chat, contents = (
-        str(getattr(tokenizer, "chat_template", "")),
-        {t.content for t in added.values()},
-    )
+    chat = str(getattr(tokenizer, "chat_template", ""))
+    contents = {token.content for token in added.values()}
     named = {getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")}
 
     def is_tag(text: str) -> bool:

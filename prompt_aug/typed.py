@@ -31,8 +31,6 @@ T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 UNSET = "???"  # OmegaConf's mark of a mandatory value
 
-# ------------------------------------------------------------------------- types of values
-
 
 class Record(BaseModel):
     """Base of the models: unknown keys, other types, infinities and assignments are errors."""
@@ -81,8 +79,6 @@ Above0 = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Part = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of numpy and vLLM
-
-# ------------------------------------------------------------------------- reading
 
 
 class _UniqueKeyLoader(yaml.CSafeLoader):

@@ -28,10 +28,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.default not in (None, False, [], argparse.SUPPRESS)
-        stated = "%(default)" in (action.help or "")
-        return (
-            f"{action.help or ''} (default: %(default)s)" if shown and not stated else action.help
-        )
+        stated = "%(default)" in (text := action.help or "")
+        return f"{text} (default: %(default)s)" if shown and not stated else action.help
 
 
 class Parser(argparse.ArgumentParser):

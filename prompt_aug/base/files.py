@@ -72,9 +72,6 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-# ------------------------------------------------------------------------- whole files
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` when the block ends without an exception.
@@ -111,9 +108,6 @@ def read_text(path: Path) -> str:
         raise FileError(f"{path} is a folder, not a file") from None
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text ({error}): restore it or convert it") from None
-
-
-# ------------------------------------------------------------------------- JSON
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -227,9 +221,6 @@ def _mend_tail(file: IO[bytes]) -> None:
         file.truncate(end - len(torn))
 
 
-# ------------------------------------------------------------------------- digests
-
-
 def sha256(path: Path) -> str:
     """Return the SHA-256 of the bytes of `path`, in hex."""
     with path.open("rb") as file:
@@ -246,9 +237,6 @@ def sync(paths: Iterable[Path]) -> None:
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-
-
-# ------------------------------------------------------------------------- folder locks
 
 
 def lock(folder: Path, *, wait: bool = False) -> contextlib.ExitStack:

@@ -9,29 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from prompt_aug.grading.extract import Extraction
-from prompt_aug.grading.grader import (
-    STATUSES,
-    Grade,
-    GraderError,
-    Status,
-    grade,
-    grade_answer,
-    grade_many,
-    normal_form,
-)
+from prompt_aug.grading.grader import STATUSES, Grade, grade, grade_answer, grade_many, normal_form
+from prompt_aug.grading.pool import GraderError
 
-__all__ = [
-    "STATUSES",
-    "VERSION",
-    "Extraction",
-    "Grade",
-    "GraderError",
-    "Status",
-    "grade",
-    "grade_answer",
-    "grade_many",
-    "normal_form",
-]
+__all__ = ["STATUSES", "VERSION", "Extraction", "Grade", "GraderError"]
+__all__ += ["grade", "grade_answer", "grade_many", "normal_form"]
 
 _COMPARED_BY = ("math-verify", "latex2sympy2-extended", "sympy", "mpmath")
 

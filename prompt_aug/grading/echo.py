@@ -14,7 +14,7 @@ from prompt_aug.grading.normalize import TEXT_PATTERN, canonical
 from prompt_aug.grading.structure import BUILDER, split_top
 from prompt_aug.grading.units import split_unit
 
-DRAWING = re.compile(r"\[asy\].*?(\[/asy\]|\Z)", re.DOTALL)  # whose coordinates are no formulas
+DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)  # whose coordinates are no formulas
 MAX_QUESTION = 20_000  # characters; the longest of 10081 real questions has 4309
 
 _MATH = re.compile(
@@ -31,6 +31,7 @@ _IDLE = frozenset(
     (*"{}()[],;:.$&*!?+", r"\cdot", r"\times", r"\text", r"\displaystyle", r"\quad", r"\degree")
 )
 _DIVIDED = {"/": r"\frac", r"\div": r"\frac"}
+# No formula: an integer, a letter or a word.
 _PLAIN = re.compile(rf"[\s(]*-?(?:\d+|[A-Za-z]+|{TEXT_PATTERN})[\s).%]*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|lt|gt|in|equiv)(?![a-zA-Z])|[<>=]")
 _ORDER = re.compile(r"(\\(?:le|ge|lt|gt)(?![a-zA-Z])|[<>])")
@@ -77,7 +78,7 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in answers):
         return False
-    alike = formulas_of(question).get(tokens, ()) if is_formula(written) else ()
+    alike = () if _PLAIN.fullmatch(written) else formulas_of(question).get(tokens, ())
     equation = bool(_RELATION.search(written))  # any two equations of the same tokens are alike
     return (
         any(
@@ -138,20 +139,14 @@ def _left_undone(written: str, golds: Sequence[str], question: str) -> bool:
 
 
 @lru_cache(maxsize=512)
-def pieces_of(question: str) -> tuple[str, ...]:
-    """Return the formulas of the question, their parts between commas, and the sides of these."""
+def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
+    """Return formulas of the question, their parts between commas, and sides of these by tokens."""
     spans = [next(group for group in match.groups() if group) for match in _MATH.finditer(question)]
     texts = [canonical(span) for span in (*spans, *_BARE.findall(_MATH.sub(" ; ", question)))]
     parts = (part for text in texts for part in (text, *split_top(text, r"[,;]|\\\\")))
-    return tuple(dict.fromkeys(piece for part in parts for piece in (part, *_RELATION.split(part))))
-
-
-@lru_cache(maxsize=512)
-def formulas_of(question: str) -> dict[tuple[str, ...], list[str]]:
-    """Return the pieces of the question by their sorted tokens."""
     formulas: dict[tuple[str, ...], list[str]] = {}
-    for text in pieces_of(question):
-        formulas.setdefault(tokens_in(text), []).append(text)
+    for piece in dict.fromkeys(side for part in parts for side in (part, *_RELATION.split(part))):
+        formulas.setdefault(tokens_in(piece), []).append(piece)
     return formulas
 
 
@@ -178,11 +173,6 @@ def _sorted_tokens(text: str) -> tuple[str, ...]:
         elif token not in _IDLE:
             tokens.append(_DIVIDED.get(token, token))
     return tuple(sorted(tokens))
-
-
-def is_formula(text: str) -> bool:
-    """Return whether a text is more than an integer, a letter or a word."""
-    return not _PLAIN.fullmatch(text)
 
 
 def last_side(written: str) -> str:

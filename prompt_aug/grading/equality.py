@@ -157,9 +157,8 @@ def _unwrapped(node: Node) -> Node:
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
         has_members = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
-        if has_members and all(
-            squeeze(item.text) == squeeze(first.text) for item in node.items[1:]
-        ):
+        equal = all(squeeze(item.text) == squeeze(first.text) for item in node.items)
+        if has_members and equal:
             return first
     return node
 
@@ -197,21 +196,17 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
     undecided = False
     for item in golds:
-        results = [_member(item, candidate, None) for candidate in preds]
+        results = [_member(item, p, None) for p in preds]
         if True in results:
             preds.pop(results.index(True))
             continue
-        open_ones = [
-            candidate for candidate, result in zip(preds, results, strict=True) if result is None
-        ]
+        open_ones = [p for p, result in zip(preds, results, strict=True) if result is None]
         if not open_ones:
             return False
         if oracle is None:
             undecided = True
             continue
-        match = next(
-            (candidate for candidate in open_ones if _member(item, candidate, oracle)), None
-        )
+        match = next((p for p in open_ones if _member(item, p, oracle)), None)
         if match is None:
             return False
         preds.remove(match)
@@ -238,10 +233,8 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
     if all(map(_LETTER_LABEL.fullmatch, labels)):  # y = 1, x = 2 is (2, 1)
         if len(set(labels)) < len(labels):
             return False
-        for items in (golds, preds):
-            items.sort(
-                key=lambda item: item.label.lstrip("\\")
-            )  # a stable sort: no labels, no change
+        for items in (golds, preds):  # a stable sort: no labels, no change
+            items.sort(key=lambda item: item.label.lstrip("\\"))
     if any(p.relation and not g.relation for g, p in zip(golds, preds, strict=True)):
         return False  # x + y = 3 is no coordinate
     return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))

@@ -11,6 +11,7 @@ import math
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -38,9 +39,9 @@ class TooBig(ValueError):  # noqa: N818
 class Field:
     """Complex numbers of one precision: their conversion, constants, roots and functions."""
 
-    def __init__(self, library: Any, number: Callable[[Any], Any], pi: Any, e: Any) -> None:
+    def __init__(self, library: Any, number: Callable[[Any], Any]) -> None:
         self._number, self.sqrt, self.log = number, library.sqrt, library.log
-        self.pi, self.e, self.i = number(pi), number(e), number(1j)
+        self.pi, self.e, self.i = number(library.pi), number(library.e), number(1j)
         names = "sin cos tan sinh cosh tanh log exp".split()
         self.functions = {rf"\{name}": getattr(library, name) for name in names}
         self.functions |= {rf"\arc{n}": getattr(library, f"a{n}") for n in ("sin", "cos", "tan")}
@@ -53,35 +54,19 @@ class Field:
 
     def convert(self, value: Number) -> Any:
         """Return `value` in this field. Raises TooBig for infinities."""
-        try:
-            if isinstance(value, Fraction) and self._number is not complex:
-                return self._number(value.numerator) / self._number(value.denominator)
+        if isinstance(value, Fraction) and self._number is not complex:
+            return self._number(value.numerator) / self._number(value.denominator)
+        with suppress(OverflowError):
             number = self._number(value)
-        except OverflowError:
-            raise TooBig("beyond a double") from None
-        if number != number or abs(number) > MAX_DOUBLE:
-            raise TooBig("beyond a double")
-        return number
+            if abs(number) <= MAX_DOUBLE:  # not of NaN
+                return number
+        raise TooBig("beyond a double")
 
 
 _mp = mpmath.MPContext()  # its own context, so other code cannot change its precision
 _mp.dps = DIGITS_COUNT
-DOUBLES = Field(cmath, complex, math.pi, math.e)
-DIGITS = Field(_mp, _mp.mpc, _mp.pi, _mp.e)
-
-
-def combine(a: Number, b: Number, operation: str, field: Field) -> Number:
-    """Return a + b, a * b or a / b."""
-    try:
-        if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
-            a, b = field.convert(a), field.convert(b)
-        if operation == "+":
-            return a + b
-        return a * b if operation == "*" else a / b
-    except ZeroDivisionError:
-        raise Unsupported("division by zero") from None
-    except OverflowError:
-        raise TooBig("product") from None
+DOUBLES = Field(cmath, complex)
+DIGITS = Field(_mp, _mp.mpc)
 
 
 def power(base: Number, exponent: Number, field: Field) -> Number:
@@ -248,7 +233,14 @@ class Reader:
         return value
 
     def _combine(self, a: Number, b: Number, operation: str) -> Number:
-        return self._keep(combine(a, b, operation, self._field))
+        """Return a + b, a * b or a / b."""
+        try:
+            if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
+                a, b = self._field.convert(a), self._field.convert(b)
+            value = a + b if operation == "+" else a * b if operation == "*" else a / b
+        except ZeroDivisionError:
+            raise Unsupported("division by zero") from None
+        return self._keep(value)
 
     def _sum(self) -> Number:
         self._depth += 1
@@ -293,9 +285,8 @@ class Reader:
             if self._peek() == "!":
                 raise Unsupported("double factorial")
         if self._took(r"\degree"):
-            value = self._combine(
-                value, self._field.pi / 180 if self._in_angle else Fraction(1), "*"
-            )
+            unit = self._field.pi / 180 if self._in_angle else Fraction(1)
+            value = self._combine(value, unit, "*")
         if self._took("^"):
             value = self._keep(power(value, self._script(), self._field))
             if self._peek() == "^":

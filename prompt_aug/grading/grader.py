@@ -225,9 +225,7 @@ def _grade_extracted(answer: str, golds: list[str], question: str | None) -> Gra
 
 def _grade_choice(answer: str, golds: list[str], options: Options) -> Grade:
     """Grade a choice; `extracted` is the chosen letter, or the whole answer without one."""
-    letter = chosen(
-        answer, options, lambda option, text: _grade_extracted(text, [option], None).correct
-    )
+    letter = chosen(answer, options)
     status: Status = "correct" if letter in golds else "wrong" if answer.strip() else "no_answer"
     detail = "" if letter else "not one option's letter, alone or with its text"
     return Grade(extracted=letter or answer[:MAX_ANSWER], status=status, detail=detail)
@@ -239,7 +237,6 @@ def nesting(text: str) -> int:
 
 
 def _judge(answer: str, golds: list[str], question: str | None) -> tuple[Status, str]:
-    """Return (status, detail)."""
     value, question = stated_value(answer), DRAWING.sub(" ", question or "")[:MAX_QUESTION]
     shown = last_side(canonical(answer)).partition(r"\approx")[0]
     texts = filter(None, (answer, value, shown))
@@ -298,10 +295,10 @@ _NAMED = re.compile(
 )
 
 
-def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool]) -> str | None:
+def chosen(answer: str, options: Options) -> str | None:
     """Return the letter that `answer` chooses; None if it chooses none of `options`, or several.
 
-    `equal` compares an option's text with the text after the letter if their spelling differs.
+    The text after the letter is graded against the option's if their spelling differs.
     """
     leading = _LEADING.match(answer)
     if leading is None or (place := LETTERS.index(leading[1])) >= len(options):
@@ -316,11 +313,11 @@ def chosen(answer: str, options: Sequence[str], equal: Callable[[str, str], bool
     unopened = max(0, rest.count("}") - rest.count("{"))  # closes a \text{ before the letter
     rest = rest.rstrip(" $.)")
     rest = rest[: len(rest) - unopened]
-    same = equal(option, rest) and not any(equal(rival, rest) for rival in others)
-    return leading[1] if same else None
+    equal = (_grade_extracted(rest, [text], None).correct for text in (option, *others))
+    return leading[1] if next(equal) and not any(equal) else None
 
 
-def names_letter(answer: str, options: Sequence[str]) -> bool:
+def names_letter(answer: str, options: Options) -> bool:
     """Return whether `answer` names an option's letter, as `A or B` and `(A) 5` do, not `CO_2`."""
     plain = re.sub("[{}]", "", _IDLE.sub(" ", answer)).strip()
     return bool(set(_NAMED.findall(plain)) & set(LETTERS[: len(options)]))
@@ -332,8 +329,6 @@ def _words(text: str) -> list[str]:
     spelled = (_BRACES.sub("", word).strip("()[]").rstrip(".,;:") for word in plain)
     return [word for word in spelled if word]
 
-
-# ------------------------------------------------------------------------- normal forms
 
 _DIGITS = 30
 _DECIMAL_BITS = 10_000

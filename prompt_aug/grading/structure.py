@@ -135,9 +135,8 @@ def _named(names: str, node: Node, text: str) -> Node:
     if node.kind != "tuple" or len(node.items) != len(letters) or labeled:
         named = node.text.startswith("(") and "=" in node.text
         return node if named else Node("leaf", text, relation=True)
-    items = tuple(
-        replace(item, label=letter) for item, letter in zip(node.items, letters, strict=True)
-    )
+    pairs = zip(node.items, letters, strict=True)
+    items = tuple(replace(item, label=letter) for item, letter in pairs)
     return replace(node, items=items, text=text)
 
 
@@ -251,9 +250,8 @@ def _is_arithmetic(side: str) -> bool:
 
 def split_list(text: str) -> list[str]:
     """Split a bare list at commas, semicolons, "and" and "or" outside brackets."""
-    parts = [
-        part for piece in split_top(text, "[,;]") for part in split_top(piece, _LIST_WORD.pattern)
-    ]
+    pieces = split_top(text, "[,;]")
+    parts = [part for piece in pieces for part in split_top(piece, _LIST_WORD.pattern)]
     return [part for part in parts if part] or [text]
 
 

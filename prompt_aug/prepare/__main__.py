@@ -149,10 +149,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     presets = ", ".join(load_presets())
-    add("source", metavar="SOURCE", help=f"file, folder, hub id, or a preset: {presets}")
+    add("source", metavar="SOURCE", help=f"file, folder, hub id, ID:CONFIG, or a preset: {presets}")
     add("out", metavar="OUT", type=Path, help="the .parquet file to write")
     add("--preset", metavar="NAME", help="use its column map for SOURCE, a local copy of it")
-    add("--config", help="configuration of a hub data set")
     add("--split", help="split to load (default: the preset's, or train)")
     add("--name", help="data_source of the rows (default: their own, or the preset or file)")
     add("--text-column", metavar="COLUMN", help="the question; a.b goes into a record")
@@ -199,7 +198,7 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
         raise SourceError(f"unknown preset {name!r}: known are {', '.join(presets)}")
     preset = presets[name] if name else Preset(hub=source, split="train")
     given = {
-        "config": options.config or config,
+        "config": config,
         "split": options.split,
         "text": options.text_column,
         "answer": options.answer_column,

@@ -42,9 +42,8 @@ Band = tuple[float, float] | None
 GRADES = "grades.jsonl"  # in the folder of a benchmark
 GRADED_AT_ONCE = 512
 LISTED = 100  # pairs of near duplicates; a template of n rows has n * n / 2
-PROSE_WORDS = (
-    4  # an answer of this many words, beside those of amounts, is a sentence; 3 with a digit
-)
+# An answer of this many words, beside those of amounts, is a sentence; 3 with a digit.
+PROSE_WORDS = 4
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2,}"), re.compile(r"\\[A-Za-z]+")
 _VERBS = {*"is are was were has have had equals there he she it they".split()}
 # Words that make a sentence of an answer with a digit: more verbs, conclusions, labels.
@@ -136,7 +135,7 @@ class OverlapIndex:
         scores = {p: count / min(len(own), self.sizes[p][2]) for p, count in shared.items()}
         if not scores:
             return None
-        place = max(scores, key=scores.__getitem__)  # the first of equal ones
+        place = max(sorted(scores), key=scores.__getitem__)  # the first of equal ones
         name, index, _ = self.sizes[place]
         return Match(of=name, index=index, score=scores[place])
 
@@ -165,12 +164,7 @@ def near_duplicates(
             seen[gram].append(j)
 
 
-# ------------------------------------------------------------------------- rows
-
-
-def read_rows(
-    rows: Any, columns: Columns, source: str, renamed: bool = True
-) -> tuple[Numbered, Refused]:
+def read_rows(rows: Any, columns: Columns, source: str, renamed: bool) -> tuple[Numbered, Refused]:
     """Return the questions, and the rows without question or answer.
 
     Unless `renamed`, a verl-style row keeps its data source.

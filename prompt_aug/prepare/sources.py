@@ -27,7 +27,6 @@ from prompt_aug.questions import (
     from_row,
     in_double,
     make_question,
-    system_text,
     user_text,
 )
 from prompt_aug.typed import Record, Several, read_typed
@@ -41,8 +40,6 @@ VERL_COLUMNS = {"text": "prompt", "answer": "reward_model.ground_truth"}
 IN_YAML = "name the file and the column in a yaml file, `{}: COLUMN`: eval/README.md"
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
-
-
 KINDS = (".parquet", ".jsonl", ".json", ".csv")
 
 
@@ -311,10 +308,8 @@ def complete(
         missing.append(f"{' or '.join(candidates)} for the {what} ({hint})")
         return ""
 
-    resolved = {
-        "text": find("text", columns.text, TEXT_COLUMNS, columns.text_else),
-        "text_else": (),
-    }
+    text = find("text", columns.text, TEXT_COLUMNS, columns.text_else)
+    resolved: dict[str, Any] = {"text": text, "text_else": ()}
     for what, column in (("level", columns.level), *others):
         if column:
             find(what, column)
@@ -370,6 +365,7 @@ def to_question(
         named = own.source if row.get("data_source") else source
         return replace(own, source=named, level=own.level if level is None else level)
     value = field_of(row, columns.text or "")
+    chat = value if isinstance(value, list) else ()
     return make_question(
         text=text,
         answers=answers_of(row, columns),
@@ -377,7 +373,7 @@ def to_question(
         split=split,
         level=level,
         rephrasings=row.get(JOINED, ()),
-        system=system_text(value) if isinstance(value, list) else None,
+        system=next((str(m["content"]) for m in chat if m.get("role") == "system"), None),
     )
 
 

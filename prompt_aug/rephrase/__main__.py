@@ -17,7 +17,6 @@ from typing import Any
 from prompt_aug.base.commands import at_least, check_url, make_parser, run_command
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import lock
-from prompt_aug.endpoint import BudgetError
 from prompt_aug.endpoint.client import KEY_VARIABLE
 from prompt_aug.rephrase.pipeline import Run
 
@@ -88,7 +87,8 @@ def rephrase(options: Namespace) -> int:
         pipeline.fill()
         say_results(pipeline.finish(), pipeline)
     if pipeline.stop:
-        raise pipeline.stop
+        print(f"{NAME}: stopped: {pipeline.stop}", file=sys.stderr)
+        return BUDGET_REACHED
     if errors := pipeline.errors:
         reasons = "; ".join(f"{count} times {error}" for error, count in errors.most_common(3))
         again = f"{errors.total()} responses failed: {reasons}. Run it again."
@@ -120,15 +120,9 @@ def say_results(report: dict[str, Any], pipeline: Run) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser((__doc__ or "").split("\n\n")[0]).parse_args(arguments)
-
-    def command() -> int:
-        try:
-            return rephrase(options)
-        except BudgetError as error:
-            print(f"{NAME}: stopped: {error}", file=sys.stderr)
-            return BUDGET_REACHED
-
-    return run_command(NAME, command, interrupted="responses are kept in OUT.work")
+    return run_command(
+        NAME, lambda: rephrase(options), interrupted="responses are kept in OUT.work"
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.filters import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.checks import (
+    Check,
     Reason,
     Verdict,
     check_text,
@@ -23,7 +24,6 @@ from prompt_aug.rephrase.checks import (
     likeness,
     reject,
     tokens,
-    verdict_of,
 )
 from prompt_aug.rephrase.reading import read
 
@@ -73,7 +73,7 @@ def check_answers(
             detail = f"a benchmark question: {match.of} {match.index} ({match.score:.2f})"
             reasons += (reject("overlap", detail),)
         source = {k: v for k, v in response.items() if k not in NOT_OF_SOURCE}
-        checked.append(Candidate(question.uid, text, verdict_of(reasons), reasons, source))
+        checked.append(Candidate(question.uid, text, Check(reasons).verdict, reasons, source))
     return checked
 
 
@@ -138,9 +138,9 @@ class Answers(NamedTuple):
     wrong: tuple[tuple[str, int], ...]  # most frequent first
 
 
-def answers_of(question: Question, responses: Sequence[str]) -> Answers:
+def answers_of(question: Question, responses: Sequence[Response]) -> Answers:
     """Grade the responses to one text. One without an answer is wrong and in no class."""
-    grades = grade_many((text, list(question.answers)) for text in responses)
+    grades = grade_many((response["text"], question.answers) for response in responses)
     classes: dict[str, int] = {}
     for answer in (g.extracted for g in grades if not g.correct and g.extracted):
         name = next((equal for equal in classes if _same(equal, answer)), answer)
@@ -151,10 +151,7 @@ def answers_of(question: Question, responses: Sequence[str]) -> Answers:
 
 
 def _same(answer: str, gold: str) -> bool:
-    try:
-        return answer == gold or grade_answer(answer, gold).correct
-    except (TypeError, ValueError):
-        return False
+    return answer == gold or grade_answer(answer, gold).correct
 
 
 def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> Candidate:

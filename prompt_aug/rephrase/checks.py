@@ -11,20 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from typing import Literal
 
 from rapidfuzz import fuzz
 from rapidfuzz.distance import LCSseq
 
-from prompt_aug.rephrase.reading import (
-    DRAWING,
-    FORMULA,
-    Reading,
-    compact,
-    in_tokens,
-    numbers,
-    read,
-)
+from prompt_aug.grading.echo import DRAWING
+from prompt_aug.rephrase.reading import FORMULA, Reading, compact, in_tokens, numbers, read
 
 Verdict = Literal["accept", "doubtful", "reject"]
 
@@ -46,10 +40,17 @@ def doubt(name: str, detail: str) -> Reason:
     return Reason(name, "doubtful", detail)
 
 
-def verdict_of(reasons: tuple[Reason, ...]) -> Verdict:
-    """Return the worst verdict of the reasons; "accept" without any."""
-    verdicts = {reason.verdict for reason in reasons}
-    return "reject" if "reject" in verdicts else "doubtful" if verdicts else "accept"
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The reasons against a candidate."""
+
+    reasons: tuple[Reason, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of the reasons; "accept" without any."""
+        verdicts = {reason.verdict for reason in self.reasons}
+        return "reject" if "reject" in verdicts else "doubtful" if verdicts else "accept"
 
 
 # Near: likeness >= NEAR, or >= LOOSELY_NEAR in <= FEW_RUNS runs, or INSIDE of the shorter text.
@@ -127,9 +128,7 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
     own, changed = tokens(question), tokens(candidate)
     if not is_near(own, changed):
         return
-    figures = [
-        [t for t in side if re.search(r"\d", t) and t not in SOFT] for side in (own, changed)
-    ]
+    figures = [[t for t in s if re.search(r"\d", t) and t not in SOFT] for s in (own, changed)]
     renamed = {*_NAME.findall(question.prose)} ^ {*_NAME.findall(candidate.prose)}
     names = {stem(name.lower()) for name in renamed}
     lost, new = _content(own, names), _content(changed, names)
@@ -148,7 +147,7 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield reject("edit", "a near copy in which numbers or formulas changed places")
 
 
-def _content(listed: Sequence[str], names: Collection[str] = ()) -> Counter[str]:
+def _content(listed: Sequence[str], names: Collection[str]) -> Counter[str]:
     """Count the tokens without neutral words, names and single characters."""
     return Counter(t for t in listed if len(t) > 1 and t not in NEUTRAL and t not in names)
 
@@ -255,9 +254,7 @@ def compare_formulas(question: Reading, candidate: Reading) -> Iterator[Reason]:
         return
     if lost and new:
         yield doubt("formulas", f"{lost[0]} went missing, {new[0]} came in")
-    elif only := max(
-        (piece for piece in lost + new if len(piece) > LONG_PIECE), key=len, default=""
-    ):
+    elif only := max((p for p in lost + new if len(p) > LONG_PIECE), key=len, default=""):
         yield doubt("formulas", f"{only} {'went missing' if lost else 'came in'}")
     before, after = relations(own), relations(changed)
     for sides in sorted(before.keys() & after.keys()):
@@ -329,9 +326,8 @@ def compare_numbers(question: Reading, candidate: Reading) -> Iterator[Reason]:
 
 def _number_changes(question: Reading, candidate: Reading) -> Iterator[Reason]:
     both = (question, candidate), (candidate, question)
-    lost, new, fewer, more = (
-        unmatched(*pair, counted) for counted in (False, True) for pair in both
-    )
+    lost, new = (unmatched(*pair) for pair in both)
+    fewer, more = (unmatched(*pair, counted=True) for pair in both)
     if lost and new:
         yield reject("numbers", f"{_listed(lost)} became {_listed(new)}")
     elif lost or new:
@@ -357,20 +353,8 @@ def _listed(values: set[Fraction]) -> str:
 LONGEST_TEXT = 2000  # characters that a candidate may have beyond three times the question's
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Verdict on a candidate: that of its worst reason, or "accept" without reasons."""
-
-    verdict: Verdict
-    reasons: tuple[Reason, ...] = ()
-
-
 def check_text(
-    question: str,
-    candidate: str,
-    siblings: Sequence[str] = (),
-    *,
-    answers: Collection[str] = (),
+    question: str, candidate: str, siblings: Sequence[str] = (), *, answers: Collection[str] = ()
 ) -> Check:
     """Compare `candidate` with `question` and return the verdict with all reasons.
 
@@ -378,14 +362,14 @@ def check_text(
     candidate must not add.
     """
     if len(candidate) > LONGEST_TEXT + 3 * len(question):
-        return Check("reject", (reject("length", f"{len(candidate)} characters"),))
+        return Check((reject("length", f"{len(candidate)} characters"),))
     original, changed = read(question), read(candidate)
-    reasons = (
-        *surface(question, candidate),
-        *copies(question, candidate, siblings),
-        *leaked_answers(question, candidate, answers),
-        *compare_numbers(original, changed),
-        *compare_formulas(original, changed),
-        *compare_words(original, changed),
+    found = (
+        surface(question, candidate),
+        copies(question, candidate, siblings),
+        leaked_answers(question, candidate, answers),
+        compare_numbers(original, changed),
+        compare_formulas(original, changed),
+        compare_words(original, changed),
     )
-    return Check(verdict_of(reasons), reasons)
+    return Check(tuple(chain(*found)))

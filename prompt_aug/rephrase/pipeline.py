@@ -19,7 +19,7 @@ from prompt_aug.endpoint import Budget, BudgetError, Spending
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.prepare.__main__ import load_benchmarks
 from prompt_aug.prepare.filters import OverlapIndex
-from prompt_aug.questions import Question, read_parquet, write_parquet
+from prompt_aug.questions import Question, manifest_of, read_parquet, write_parquet
 from prompt_aug.rephrase.candidates import (
     Candidate,
     accepted,
@@ -34,10 +34,6 @@ from prompt_aug.rephrase.stage import Request, Sampling, Stage, load_prompt
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
 Responses = Mapping[str, Sequence[dict[str, Any]]]  # by uid
-
-
-def beside(out: Path, ending: str) -> Path:
-    return out.with_name(out.name + ending)
 
 
 class Run:
@@ -93,7 +89,8 @@ class Run:
         """Return the raw responses so far, from the rules or the model."""
         if self.options.offline:
             return {q.uid: rule_responses(q.text, self.options.most) for q in self.questions}
-        return {r.uid: self.model.store.texts(r) for r in self.requests}
+        answered = self.model.store.answered
+        return {r.uid: [a for a in answered(r) if a["text"]] for r in self.requests}
 
     def fill(self) -> None:
         """Check the candidates so far, and request more until no question needs any."""
@@ -119,50 +116,42 @@ class Run:
         """Check and solve the candidates of these questions."""
         questions = [q for q in self.questions if responses.get(q.uid)]
         for question in questions:
-            self.listed[question.uid] = check_answers(
-                question, responses[question.uid], self.benchmarks
-            )
+            listed = check_answers(question, responses[question.uid], self.benchmarks)
+            self.listed[question.uid] = listed
         if self.options.solve:
             self._solve(questions)
 
     def _solve(self, questions: Sequence[Question]) -> None:
         """Apply the solver's answers to what the checks did not reject."""
-        fit = {
-            q.uid: [c.text for c in self.listed[q.uid] if c.verdict != "reject"] for q in questions
-        }
-        own = {question.uid: question for question in questions if fit[question.uid]}
-        requests = {
-            (uid, text): self.solver.request(uid, text, samples=self.options.answers)
-            for uid, question in own.items()
-            for text in (question.text, *fit[uid])
-        }
-        self.send(self.solver, requests.values())
-        graded = {
-            place: answers_of(own[place[0]], self.solver.store.responses(request))
-            for place, request in requests.items()
-        }
+        own, requests = {q.uid: q for q in questions}, dict[str, dict[str, Request]]()
         for uid, question in own.items():
-            first, agree = graded[uid, question.text], self.options.agree
-            self.listed[uid] = [
-                c if c.verdict == "reject" else solved(c, first, graded[uid, c.text], agree)
-                for c in self.listed[uid]
-            ]
+            if fit := [c.text for c in self.listed[uid] if c.verdict != "reject"]:
+                requests[uid] = {
+                    text: self.solver.request(uid, text, samples=self.options.answers)
+                    for text in (question.text, *fit)
+                }
+        self.send(self.solver, [r for by_text in requests.values() for r in by_text.values()])
+        answered, agree = self.solver.store.answered, self.options.agree
+        for uid, by_text in requests.items():
+            graded = {text: answers_of(own[uid], answered(r)) for text, r in by_text.items()}
+            first, listed = graded[own[uid].text], self.listed[uid]
+            for place, c in enumerate(listed):
+                if c.verdict != "reject":
+                    listed[place] = solved(c, first, graded[c.text], agree)
 
     def finish(self) -> dict[str, Any]:
         """Choose, and write all three files, the manifest last; return the manifest's content."""
         options, chosen = self.options, dict[str, list[Candidate]]()
-        for question in self.questions:
-            uid = question.uid
-            fit = accepted(self.listed[uid])
-            ranked = choose(question.text, [candidate.text for candidate in fit], options.n)
-            chosen[uid] = [fit[place] for place in ranked]
-        files = (options.out, beside(options.out, ".candidates.jsonl"))
-        manifest = beside(options.out, ".manifest.json")
+        for q in self.questions:
+            fit = accepted(self.listed[q.uid])
+            ranked = choose(q.text, [candidate.text for candidate in fit], options.n)
+            chosen[q.uid] = [fit[place] for place in ranked]
+        files = (options.out, options.out.with_name(f"{options.out.name}.candidates.jsonl"))
+        manifest = manifest_of(options.out)
         manifest.unlink(missing_ok=True)
-        texts_by_uid = {uid: tuple(c.text for c in ranked) for uid, ranked in chosen.items()}
-        write_parquet(
-            [replace(q, rephrasings=texts_by_uid[q.uid]) for q in self.questions], options.out
-        )
+        texts = {uid: tuple(c.text for c in several) for uid, several in chosen.items()}
+        made = [replace(q, rephrasings=texts[q.uid]) for q in self.questions]
+        write_parquet(made, options.out)
         write_lines(files[1], self._records(chosen))
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         settings["prompt_sha256"] = self.model.prompt_sha256

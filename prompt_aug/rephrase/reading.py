@@ -15,10 +15,10 @@ from fractions import Fraction
 
 from text_to_num import text2num
 
+from prompt_aug.grading.echo import DRAWING
 from prompt_aug.grading.normalize import canonical, squeeze
 
 FORMULA, AMOUNT = "\ue000", "\ue001"  # placeholders in the prose
-DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _FORMULAS = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(?P<inline>[^$]+)\$"
     r"|\\begin\{(?:align|equation|gather|eqnarray)\*?\}(.+?)\\end\{[a-z]+\*?\}",
@@ -207,9 +207,8 @@ def number_of(match: re.Match[str]) -> Number | None:
     if digits := parts["digits"].replace(",", ""):
         *integer, part = digits.split()  # at any white space, as in "3\n1/2"
         denominator = part.partition("/")[2]
-        if len(digits) > LONGEST_NUMBER or (
-            denominator and int(denominator) == 0
-        ):  # any script's 0
+        # The denominator may be any script's 0.
+        if len(digits) > LONGEST_NUMBER or (denominator and not int(denominator)):
             return None
         value = sum(map(Fraction, integer), Fraction(part))
         small = value <= 2 if parts["th"] else value == 1 and not (parts["money"] or scaled)

@@ -83,15 +83,10 @@ class Store:
         failed = self.failures
         return [s for s in self.lost(request) if not failed.get((request.key, s), {}).get("final")]
 
-    def texts(self, request: Request) -> list[dict[str, Any]]:
-        """Return the records with a text, in the order of their samples."""
+    def answered(self, request: Request) -> list[dict[str, Any]]:
+        """Return the records in the order of their samples; an empty text is a (wrong) response."""
         places = ((request.key, sample) for sample in range(request.samples))
-        return [self.answers[p] for p in places if p in self.answers and self.answers[p]["text"]]
-
-    def responses(self, request: Request) -> list[str]:
-        """Return the texts, and "" for each empty one: no candidate, but a (wrong) response."""
-        places = ((request.key, sample) for sample in range(request.samples))
-        return [self.answers[place]["text"] for place in places if place in self.answers]
+        return [self.answers[place] for place in places if place in self.answers]
 
     def failed(self, requests: Iterable[Request]) -> Counter[str]:
         """Count the errors of samples of `requests` that have no answer."""

@@ -117,7 +117,9 @@ def render(
     if not question_text.strip():
         raise RenderError("an empty question cannot be rendered")
     if form.style == "row":
-        return _of_row((*earlier, ("user", question_text)), tokenizer, form)
+        messages: Turns = (*earlier, ("user", question_text))
+        text = _in_chat(messages, tokenizer, form)
+        return Rendered(text=text, messages=messages, prefill="", stop=())
     own = dict(earlier).get("system") if form.system == "row" else None
     if token := control_token((own or "", question_text), tokenizer):
         raise RenderError(
@@ -139,9 +141,9 @@ def render(
     before = ""
     if form.instruction == "user" and above is not None:
         above, before = None, f"{above}\n"
-    turns: list[tuple[str, str]] = [] if above is None else [("system", above)]
-    turns.append(("user", before + template.user.replace(SLOT, question_text)))
-    messages: Turns = tuple(turns)
+    messages = (("user", before + template.user.replace(SLOT, question_text)),)
+    if above is not None:
+        messages = (("system", above), *messages)
     if form.style in ("auto", "chat") and has_chat:
         text, messages = _chat_text(messages, tokenizer, form)
     else:
@@ -167,42 +169,36 @@ def tag_opened_twice(
     return f"<{opened[1]}>" if opened and template.requires(opened[1]) else None
 
 
-def _of_row(messages: Turns, tokenizer: Any, form: Form) -> Rendered:
-    """Return the messages in the chat template, whatever they contain."""
+def _in_chat(messages: Turns, tokenizer: Any, form: Form) -> str:
+    """Return the messages in the chat template. Raises RenderError if it fails."""
     try:
-        text = chat_text(tokenizer, messages, add_generation_prompt=True, **form.chat)
+        return chat_text(tokenizer, messages, add_generation_prompt=True, **form.chat)
     except ChatTemplateError as error:
         raise RenderError(
-            f"recipe.augment.style=row: the tokenizer's chat template fails: {error}. Correct it, "
-            "or set recipe.augment.style=raw."
+            f"recipe.augment.style={form.style}: the tokenizer's chat template fails: {error}. "
+            "Correct it, or set recipe.augment.style=raw."
         ) from error
-    return Rendered(text=text, messages=messages, prefill="", stop=())
 
 
 def _chat_text(messages: Turns, tokenizer: Any, form: Form) -> tuple[str, Turns]:
     """Return the text up to the assistant's turn, and the messages that the template rendered."""
-    arguments, style = dict(form.chat), f"recipe.augment.style={form.style}"
-    user, folded = messages[-1][1], messages
-    if messages[0][0] == "system":
-        folded = (("user", f"{messages[0][1]}\n\n{messages[1][1]}"), *messages[2:])
+    folded = (("user", "\n\n".join(content for _, content in messages)),)
     for attempt in dict.fromkeys((messages, folded)):
         try:
-            text = chat_text(tokenizer, attempt, add_generation_prompt=True, **arguments)
-        except ChatTemplateError as error:
+            text = _in_chat(attempt, tokenizer, form)
+        except RenderError:
             if attempt == folded:
-                raise RenderError(
-                    f"{style}: the tokenizer's chat template fails: {error}. Correct it, or set "
-                    "recipe.augment.style=raw."
-                ) from error
+                raise
             continue
         if all(content.strip() in text for _, content in attempt):
-            roles, encoded = tuple(role for role, _ in attempt), json.dumps(arguments, default=str)
-            if arguments and (why := _misread(tokenizer, roles, encoded)):
+            roles = tuple(role for role, _ in attempt)
+            arguments = json.dumps(dict(form.chat), default=str)
+            if form.chat and (why := _misread(tokenizer, roles, arguments)):
                 raise RenderError(f"data.apply_chat_template_kwargs.{why}")
             return text, attempt
     raise RenderError(
-        f"{style}: the tokenizer's chat template does not show the user message {user[:60]!r}... "
-        "Correct it, or set recipe.augment.style=raw."
+        f"recipe.augment.style={form.style}: the tokenizer's chat template does not show the user "
+        f"message {messages[-1][1][:60]!r}... Correct it, or set recipe.augment.style=raw."
     )
 
 
@@ -242,11 +238,8 @@ def _misread(tokenizer: Any, roles: tuple[str, ...], arguments: str) -> str | No
         if meant is None or type(value) is bool:
             # A text where a boolean is read, or a boolean where texts are: as any other text.
             of_texts = type(value) is bool  # texts that the template names are what it reads
-            if (
-                as_given == like_any
-                and (yes == no) == of_texts
-                and (of_texts or value not in quoted)
-            ):
+            wrong_kind = (yes == no) == of_texts and (of_texts or value not in quoted)
+            if as_given == like_any and wrong_kind:
                 return (
                     f"{name}={shown(value)}: the tokenizer's chat template reads it as any other "
                     f"text. Write {'one of its texts' if of_texts else 'true or false'}."

@@ -96,15 +96,9 @@ class Bank(dict[str, Template]):
         """The names, in file order."""
         return tuple(self)
 
-    def with_format(self, setting: FormatSetting) -> "Bank":
-        """Return the same bank with the format checks "strict" or "published"."""
-        change = {"format_setting": setting}
-        return Bank([template.model_copy(update=change) for template in self.values()])
 
-
-OWN_BANK = Path(__file__).with_name("template_bank.yaml")
 BANKS: dict[str | None, Path] = {
-    None: OWN_BANK,
+    None: Path(__file__).with_name("template_bank.yaml"),
     "papers": Path(__file__).with_name("paper_prompts.yaml"),
 }
 _CHATML = re.compile(
@@ -125,7 +119,8 @@ def load_bank(path: str | Path | None = None, format_setting: FormatSetting = "s
     path = BANKS.get(None if path is None else str(path)) or Path(str(path))
     try:
         templates = _published(path) if path.suffix == ".json" else _from_yaml(read_text(path))
-        return Bank(templates).with_format(format_setting)
+        change = {"format_setting": format_setting}
+        return Bank([template.model_copy(update=change) for template in templates])
     except FileError as error:
         hint = " examples/PUBLISHED.md has the commands." if path.suffix == ".json" else ""
         raise BankError(f"template bank: {error}.{hint}") from error

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripted_endpoint import Reply, chat, serving
 
-from prompt_aug.base.files import read_json, read_lines, write_lines
+from prompt_aug.base.files import read_lines
 from prompt_aug.questions import Question, make_question, read_parquet, write_parquet
 from prompt_aug.rephrase.__main__ import main
 
@@ -28,10 +28,8 @@ def text(i: int) -> str:
 
 
 def write_questions(path: Path, count: int) -> Path:
-    questions = [
-        make_question(text=text(i), answers=[str(40 + 3 * i)], source="own") for i in range(count)
-    ]
-    write_parquet(questions, path)
+    pairs = [(text(i), str(40 + 3 * i)) for i in range(count)]
+    write_parquet([make_question(text=q, answers=[a], source="own") for q, a in pairs], path)
     return path
 
 
@@ -53,7 +51,7 @@ class Pipeline:
     """A folder with questions: run the command on them, and read what it wrote."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self.out = folder, folder / "out.parquet"
+        self.out = folder / "out.parquet"
         self.questions = write_questions(folder / "q.parquet", count)
         self.sent = 0  # requests of all runs
 
@@ -63,19 +61,8 @@ class Pipeline:
             self.sent += len(endpoint.bodies)
         return status
 
-    def write(self, name: str, records: list[dict[str, Any]]) -> str:
-        """Write a file of JSON lines and return its path."""
-        write_lines(self.folder / name, records)
-        return str(self.folder / name)
-
-    def original(self) -> list[Question]:
-        return read_parquet(self.questions)
-
     def written(self) -> list[Question]:
         return read_parquet(self.out)
 
     def candidates(self) -> list[dict[str, Any]]:
         return read_lines(Path(f"{self.out}.candidates.jsonl"))
-
-    def manifest(self) -> Any:
-        return read_json(Path(f"{self.out}.manifest.json"))

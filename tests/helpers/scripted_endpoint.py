@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
-
 
 @dataclass
 class Reply:
@@ -29,12 +27,7 @@ class Reply:
     hang_up: bool = False  # close the connection without any answer
 
 
-def chat(
-    texts: list[str],
-    model: str = "scripted",
-    usage: tuple[int, int] = (100, 20),
-    finish: str | None = "stop",
-) -> dict[str, Any]:
+def chat(texts: list[str], model: str = "scripted", finish: str | None = "stop") -> dict[str, Any]:
     """The body of a chat completion with these choices."""
     return {
         "id": "x",
@@ -45,7 +38,7 @@ def chat(
             {"index": i, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
             for i, text in enumerate(texts)
         ],
-        "usage": dict(zip(COUNTS, (*usage, sum(usage)), strict=True)),
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
     }
 
 

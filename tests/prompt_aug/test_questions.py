@@ -83,8 +83,6 @@ def test_columns_that_no_field_holds_stay_in_the_row() -> None:
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t.strip())
-
-
 # "inf", "nan" and "1e999" are no answers.
 ANSWERS = TEXTS.filter(lambda t: not any(c in t.lower() for c in ("inf", "nan", "e")))
 
@@ -125,12 +123,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def foreign(content: str, gold: Any) -> dict[str, Any]:
-    system, user = (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": content},
-    )
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
     gold = {"style": "rule", "ground_truth": gold}
-    return {"data_source": "theirs", "prompt": [system, user], "reward_model": gold}
+    return {"data_source": "theirs", "prompt": chat, "reward_model": gold}
 
 
 def test_foreign_rows(tmp_path: Path) -> None:
@@ -163,14 +158,12 @@ def test_a_record_that_holds_one_text_is_that_text(gold: Any, answer: str | None
 
 
 def test_single_precision_is_its_shortest_decimal(tmp_path: Path) -> None:
-    single = pa.array(
-        [[{"g": 7.7}], [{"g": 0.1}], [], None], pa.list_(pa.struct({"g": pa.float32()}))
-    )
+    records = pa.list_(pa.struct({"g": pa.float32()}))
+    single = pa.array([[{"g": 7.7}], [{"g": 0.1}], [], None], records)
     half = pa.array([np.float16(7.7), np.float16(1e-7), None, np.float16("inf")], pa.float16())
     nested = pa.array([[0.1], [16777216], [float("nan")], None], pa.large_list(pa.float32()))
-    table = in_double(
-        pa.table({"single": single, "half": half, "nested": nested, "text": list("abcd")})
-    )
+    columns = {"single": single, "half": half, "nested": nested, "text": list("abcd")}
+    table = in_double(pa.table(columns))
     assert table["single"].to_pylist() == [[{"g": 7.7}], [{"g": 0.1}], [], None]
     assert table["half"].to_pylist() == [7.7, 1e-07, None, float("inf")]
     assert table["nested"].to_pylist()[:2] == [[0.1], [16777216]]

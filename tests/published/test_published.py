@@ -1,8 +1,9 @@
 """Prompts and format rewards of the published layers are those of the papers' authors.
 
 digests.json holds what the authors' own code gave, at the commits that examples/PUBLISHED.md names,
-for one question and for a fixed corpus of responses: worked answers in every template's
-format, then broken. None of the authors' text is here.
+for one question and for a fixed corpus of responses: worked answers of two-digit sums and
+differences in every template's format, with mistakes, then broken. Each is a function of its key.
+None of the authors' text is here.
 """
 
 import hashlib
@@ -30,19 +31,7 @@ AUTHORS = json.loads(Path(__file__).with_name("digests.json").read_text())
 PROMPTS, REWARDS = AUTHORS["prompts"], AUTHORS["format_rewards"]
 NAMES = load_bank().names
 MADE = Path(__file__).resolve().parents[2] / "data" / "published"  # where the command writes
-
-
-# ------------------------------------------------------------------------- responses
-# Worked answers of two-digit sums and differences in every template's format, with mistakes. They
-# are a function of their key, so that the corpus of the digests can be made again to the byte.
-
-CARRY, COPY, PLAINLY = 0.60, 0.05, 0.30  # rates: forgotten carry, wrong copy, no format
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mistakes:
-    forget: frozenset[int]  # columns that leave out the carry or borrow due to them, the ones are 0
-    copy: bool  # the answer is one too large
+FORGOTTEN, COPY, PLAINLY = 0.60, 0.05, 0.30  # rates: forgotten carry, wrong copy, no format
 
 
 def unit(*key: object) -> float:
@@ -51,39 +40,26 @@ def unit(*key: object) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def worked(a: int, op: str, b: int, mistakes: Mistakes) -> tuple[str, str]:
-    """Return (work, answer) of ``a op b``; a mistake without a place in it changes nothing."""
-    columns = len(str(max(a, b)))
-    written, answer, due = [], "", False
-    for column in range(columns):
-        x, y = (n // 10**column % 10 for n in (a, b))
-        note = int(due and column not in mistakes.forget)
-        left, last = x, column == columns - 1
-        if op == "-":
-            due = not last and x - note < y
-            left += 10 if due else 0
-            result = left - y - note
-        else:
-            result = x + y + note
-            due = not last and result > 9
-        written.append(f"{left}{op}{y}{f'{op}1' if note else ''}={result}")
-        answer = (str(result) if last else str(result % 10)) + answer
-    # One column restates the problem by itself.
-    work = written[0] if columns == 1 else f"{a}{op}{b}: " + ", ".join(written)
-    return work, str(int(answer) + int(mistakes.copy))
+def worked(a: int, op: str, b: int, forgets: bool) -> tuple[str, int]:
+    """Return (work, answer) of ``a op b``; the tens may forget the carry or borrow of the ones."""
+    sign = 1 if op == "+" else -1
+    (tens, ones), (more_tens, more) = divmod(a, 10), divmod(b, 10)
+    due = ones + more > 9 if op == "+" else ones < more
+    ones += 10 if due and op == "-" else 0
+    low, note = ones + sign * more, due and not forgets
+    high = tens + sign * (more_tens + note)
+    work = f"{ones}{op}{more}={low}, {tens}{op}{more_tens}{f'{op}1' if note else ''}={high}"
+    return f"{a}{op}{b}: {work}", 10 * high + low % 10
 
 
 def draw_demonstration(a: int, op: str, b: int, template: str, *key: object) -> str:
     """Return an answer whose mistakes are a function of `key`, template and problem."""
     place = (*key, template, a, op, b)
-    columns = range(1, len(str(max(a, b))))
-    # The first column that a carry can reach has no number in its key: two digits have only that.
-    forget = {c for c in columns if unit("forget", *place, *([c] if c > 1 else [])) < CARRY}
-    mistakes = Mistakes(forget=frozenset(forget), copy=unit("misread", *place) < COPY)
-    work, answer = worked(a, op, b, mistakes)
+    work, answer = worked(a, op, b, unit("forget", *place) < FORGOTTEN)
+    answer += unit("misread", *place) < COPY
     text = PLAIN if unit("format", *place) < PLAINLY else FORMS.get(template, PLAIN)
-    box = "\\boxed{" + answer + "}"
-    return text.replace("{work}", work).replace("{box}", box).replace("{answer}", answer)
+    box = f"\\boxed{{{answer}}}"
+    return text.replace("{work}", work).replace("{box}", box).replace("{answer}", str(answer))
 
 
 SIZE = 6500  # responses, an equal part of them in the format of each template

@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, lines survive kills, a folder has one writer."""
+"""Files are the old or the new ones, folders have one writer, and output may lose its reader."""
 
 import errno
 import fcntl
@@ -84,9 +84,6 @@ def test_a_disk_that_refuses_a_write_is_one_line_with_the_file(
     assert path.read_text().startswith("old") and [*tmp_path.iterdir()] == [path]
 
 
-# ------------------------------------------------------------------------- JSON
-
-
 def test_what_other_readers_refuse_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "x.json", {"accuracy": float("nan")})
@@ -107,9 +104,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -
     assert isinstance(caught.value, UserError)
 
 
-# ------------------------------------------------------------------------- JSON lines
-
-
 def test_a_broken_line_in_the_middle_is_damage_a_torn_last_one_is_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     assert read_lines(path) == []
@@ -123,11 +117,10 @@ def test_a_broken_line_in_the_middle_is_damage_a_torn_last_one_is_a_kill(tmp_pat
     with pytest.raises(FileError, match="line 1 is not UTF-8"):
         read_lines(path)
     path.write_bytes(b'{"a": 1}\n{"a\n7\n{"a": "\xff"}\n{"a": 2}\n')
-    damaged: list[FileError] = []
-    assert list(iter_lines(path, damaged=damaged.append)) == [{"a": 1}, {"a": 2}]
-    assert [str(error).partition(" is")[0] for error in damaged] == [
-        f"{path}, line {n}" for n in (2, 3, 4)
-    ]
+    errors: list[FileError] = []
+    assert list(iter_lines(path, damaged=errors.append)) == [{"a": 1}, {"a": 2}]
+    named = [str(error).partition(" is")[0] for error in errors]
+    assert named == [f"{path}, line {n}" for n in (2, 3, 4)]
 
 
 def test_lines_cut_anywhere_go_on_with_what_is_whole(tmp_path: Path) -> None:
@@ -153,8 +146,6 @@ def test_separators_that_unicode_calls_line_ends_do_not_end_a_line(tmp_path: Pat
     path.write_text(json.dumps({"a": "\u2028\x85"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_lines(path) == [{"a": "\u2028\x85"}]  # of another writer
 
-
-# ------------------------------------------------------------------------- locks
 
 HOLDER = (
     "import sys, time\nfrom pathlib import Path\nfrom prompt_aug.base import files\n"
@@ -192,3 +183,54 @@ def test_a_file_system_without_locks_is_refused(
     with pytest.raises(OSError if code == errno.EIO else FileError, match=os.strerror(code)):
         lock(tmp_path)
     assert not is_held(tmp_path)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from prompt_aug.base.commands import run_command
+from prompt_aug.base.errors import UserError
+
+def work():
+    for number in range(20000):
+        print("line", number)
+    Path(sys.argv[1]).touch()
+    if "fail" in sys.argv[2]:
+        raise UserError("the true error")
+    if "task" in sys.argv[2]:
+        raise ExceptionGroup("tasks", [UserError("the true error")])
+
+sys.exit(run_command("program", work, interrupted=""))
+"""
+
+
+@pytest.mark.parametrize(("what", "code"), [("", 0), ("fail", 1), ("task", 1)])
+def test_a_reader_that_leaves_changes_neither_work_nor_error(
+    tmp_path: Path, what: str, code: int
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "done"), what]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == "line 0\n"
+        process.stdout.close()  # as `head -1`
+        errors = process.stderr.read()
+    assert process.returncode == code and (tmp_path / "done").exists()
+    assert errors == ("program: the true error\n" if code else "")
+
+
+def test_a_terminal_that_closes_is_no_error() -> None:
+    """Writes to it fail with EIO, to standard error as well."""
+    near, far = os.openpty()
+    code = "import os, sys, time; from prompt_aug.base.commands import run_command; os.read(0, 1); "
+    code += "sys.exit(run_command('x', lambda: print('lost') or print('lost', file=sys.stderr), "
+    code += "interrupted=''))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=far, stderr=far
+    ) as process:
+        os.close(far)
+        os.close(near)
+        assert process.stdin
+        process.stdin.write(b"x")
+        process.stdin.close()
+    assert process.returncode == 0

@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_aug.grading import (
-    Extraction,
-    Grade,
-    grade,
-    grade_answer,
-    grade_many,
-    grader,
-    normal_form,
-)
+from prompt_aug.grading import Extraction, Grade, grade, grade_answer, grade_many, grader
+from prompt_aug.grading import normal_form as form
 from prompt_aug.grading.evaluate import TooBig, Unsupported, evaluate, surely_different
 from prompt_aug.grading.pool import PoolSettings, WorkerPool
 
@@ -62,24 +55,15 @@ def test_statuses(response: str, gold: str, status: str) -> None:
     assert result.correct == (status == "correct")
 
 
-def test_a_failing_worker_is_an_error_and_not_a_wrong_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failing_worker_or_grader_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = SimpleNamespace(ask=lambda _: {"status": "error", "detail": "memory limit"})
     monkeypatch.setattr(grader, "default_pool", lambda: failing)
     result = grade_answer("(x+7)(x-7)", "x^2-49")
     assert (result.status, result.detail) == ("error", "memory limit")
-
-
-def test_a_fault_of_the_grader_itself_is_an_error_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(_text: str) -> str:
-        raise IndexError("a bug")
-
-    monkeypatch.setattr(grader, "canonical", broken)
+    monkeypatch.setattr(grader, "canonical", lambda _: [][0])
     result = grade_answer("5", "6")
-    assert (result.status, result.detail) == ("error", "internal: IndexError: a bug")
+    detail = "internal: IndexError: list index out of range"
+    assert (result.status, result.detail) == ("error", detail)
 
 
 def test_a_timeout_on_one_gold_does_not_hide_the_next() -> None:
@@ -165,8 +149,6 @@ def test_a_fork_grades_with_workers_of_its_own() -> None:
 
 OPTIONS = ("10^-11 eV", "10^-4 eV", "10^{-9} \\text{ eV}", "No, since the key is -5; it grows")
 QUESTION = "Two states live 10^-4 s. Which energies tell them apart? (A) 10^-11 eV (B) 10^-4 eV"
-
-
 TABLE = Path(__file__).with_name("policy.tsv").read_text(encoding="utf-8").splitlines()
 
 
@@ -221,17 +203,13 @@ def test_a_letter_after_a_box_without_one_counts(response: str, correct: bool) -
 def test_a_letter_of_a_formula_or_sentence_is_no_choice(box: str) -> None:
     options = (*OPTIONS, "5", "6", "7", "8", "9")
     for conclusion, correct in (("Answer: B", True), ("The answer is (C).", False), ("", False)):
-        assert (
-            grade(rf"So \boxed{{{box}}}.\n\n{conclusion}", "B", options=options).correct == correct
-        )
+        response = rf"So \boxed{{{box}}}.\n\n{conclusion}"
+        assert grade(response, "B", options=options).correct == correct
 
 
 def test_what_was_chosen_is_the_letter_so_that_votes_for_it_are_one_answer() -> None:
-    chosen = [
-        grade(text, "A", options=OPTIONS).extracted
-        for text in (r"\boxed{B}", r"\boxed{(B) 10^-4 eV}", "The answer is (B) 10^-4 eV.")
-    ]
-    assert chosen == ["B"] * 3
+    for text in (r"\boxed{B}", r"\boxed{(B) 10^-4 eV}", "The answer is (B) 10^-4 eV."):
+        assert grade(text, "A", options=OPTIONS).extracted == "B"
 
 
 ALIKE = [
@@ -252,33 +230,28 @@ ALIKE = [
 
 @pytest.mark.parametrize("answers", ALIKE)
 def test_alike_answers_have_one_form(answers: tuple[str, ...]) -> None:
-    assert len({normal_form(answer) for answer in answers}) == 1
+    assert len({form(answer) for answer in answers}) == 1
 
 
 def test_numbers_too_long_for_python_to_write_are_still_alike() -> None:
     """More than 4300 digits: each spelling of such a number was a vote of its own."""
     power = "10^{5000}"
-    assert (
-        normal_form(power) == normal_form(r"10^{2500}\cdot 10^{2500}") == "0x" + f"{10**5000:x}/0x1"
-    )
-    assert normal_form(power) != normal_form(power + "+1")
+    assert form(power) == form(r"10^{2500}\cdot 10^{2500}") == f"{10**5000:#x}/0x1"
+    assert form(power) != form(power + "+1")
 
 
 def test_answers_that_differ_have_different_forms() -> None:
     groups = [*(group[0] for group in ALIKE), "(2,1)", "[1,2]", "x", "X", "(x-1)^2", "-1/2"]
-    assert len({normal_form(answer) for answer in groups}) == len(groups)
-    assert normal_form(r"\frac13") != normal_form("0.333333333")
-    assert normal_form(r"\sqrt{2}") != normal_form(r"\sqrt{2}+10^{-25}")
+    assert len({form(answer) for answer in groups}) == len(groups)
+    assert form(r"\frac13") != form("0.333333333")
+    assert form(r"\sqrt{2}") != form(r"\sqrt{2}+10^{-25}")
 
 
 @pytest.mark.parametrize(
     "text", ["", "?", r"\frac{", "9^{9^{9}}", "x" * 5000, "(" * 60, "0/0", r"\begin{pmatrix}"]
 )
 def test_hostile_text_has_a_form(text: str) -> None:
-    assert isinstance(normal_form(text), str)
-
-
-Formula = tuple[str, Fraction]
+    assert isinstance(form(text), str)
 
 
 def test_length_and_nesting_are_bounded() -> None:
@@ -288,15 +261,18 @@ def test_length_and_nesting_are_bounded() -> None:
         evaluate("(" * 500 + "1" + ")" * 500)
 
 
+Formula = tuple[str, Fraction]
+
+
 def _join(pair: tuple[Formula, Formula], sign: str) -> Formula:
     (left, x), (right, y) = pair
     texts = {
         "+": (f"({left})+({right})", x + y),
         "-": (f"{{{left}}}-{{{right}}}", x - y),
         "*": (rf"({left})\cdot({right})", x * y),
-        "/": (rf"\dfrac{{{left}}}{{{right}}}".replace("dfrac", "frac"), x / y if y else x),
+        "/": (rf"\frac{{{left}}}{{{right}}}", x / y) if y else (left, x),
     }
-    return texts[sign] if sign != "/" or y else (left, x)
+    return texts[sign]
 
 
 numbers = st.integers(0, 99).map(lambda n: (str(n), Fraction(n))) | st.builds(
@@ -328,8 +304,7 @@ def test_difference_is_exactly_difference(first: Formula, second: Formula) -> No
 @given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9))
 def test_equal_formulas_are_never_surely_different(a: int, b: int, c: int) -> None:
     left = rf"\frac{{(x+{c})({a}x-{b})}}{{\sqrt{{{c}}}}}".replace("--", "+")
-    right = rf"\frac{{\sqrt{{{c}}}({a}x^2-{b}x+{a * c}x-{b * c})}}{{{c}}}".replace(
-        "--", "+"
-    ).replace("+-", "-")
+    right = rf"\frac{{\sqrt{{{c}}}({a}x^2-{b}x+{a * c}x-{b * c})}}{{{c}}}"
+    right = right.replace("--", "+").replace("+-", "-")
     assert not surely_different(evaluate(left), evaluate(right))
     assert surely_different(evaluate(left), evaluate(right + "+1"))

@@ -28,6 +28,7 @@ ROWS = [
         "answer": "11",
     },
 ]
+SUMS = [{"question": f"What is {i} plus {i * i}?", "answer": str(i + i * i)} for i in range(9)]
 BENCHMARK = [
     {"question": "FIND the number of pears that Ann has, if Bob has nine and she has 2 more!"},
     {"question": "Something else altogether, of no concern to anybody here."},
@@ -99,24 +100,6 @@ def test_run_again_it_gives_the_same_bytes_and_killed_it_leaves_no_manifest(
     assert written() == first
 
 
-def test_the_hub_is_asked_for_the_presets_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def hub(repository: str, **how: Any) -> datasets.Dataset:
-        calls.append((repository, how))
-        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "So.\n#### 2"}])
-
-    monkeypatch.setattr(datasets, "load_dataset", hub)
-    monkeypatch.setattr(sources, "hub_answers", lambda _: True)
-    out = tmp_path / "gsm8k.parquet"
-    assert prepare.main(["gsm8k", str(out), "--no-benchmarks"]) == 0
-    assert calls == [("openai/gsm8k", {"name": "main", "split": "train", "revision": None})]
-    (question,) = read_parquet(out)
-    assert (question.text, question.answers, question.source) == ("1 + 1?", ("2",), "gsm8k")
-
-
 def test_the_records_of_benchmarks_say_what_to_keep_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +127,8 @@ def test_the_records_of_benchmarks_say_what_to_keep_out(
 
 
 def test_columns_and_lists(tmp_path: Path) -> None:
-    rows = [
-        {"q": {"text": f"{n}?"}, "gold": gold} for n, gold in ((3, "['3', 'three']"), (4, "[0, 1]"))
-    ]
+    golds = {"3?": "['3', 'three']", "4?": "[0, 1]"}
+    rows = [{"q": {"text": text}, "gold": gold} for text, gold in golds.items()]
     options = ["--text-column", "q.text", "--answer-column", "gold", "--no-benchmarks"]
     assert run(tmp_path, *options, "--name", "n", rows=rows) == 0
     made = read_parquet(tmp_path / "out" / "train.parquet")
@@ -180,10 +162,9 @@ def test_a_validation_split_is_held_out_by_content(tmp_path: Path) -> None:
         assert {question.split for question in held} == {"validation"}
         return {q.text for q in read_parquet(out)}, {q.text for q in held}
 
-    rows = [{"question": f"What is {i} plus {i * i}?", "answer": str(i + i * i)} for i in range(9)]
-    trained, held = split(rows, "a")
+    trained, held = split(SUMS, "a")
     assert len(held) == 3 and not trained & held and len(trained | held) == 9
-    assert split(rows[::-1], "b") == (trained, held)  # the order of the rows does not matter
+    assert split(SUMS[::-1], "b") == (trained, held)  # the order of the rows does not matter
     manifest = read_json(tmp_path / "a.parquet.manifest.json")
     for key, name in (("sha256", "a.parquet"), ("held_out_sha256", "a.validation.parquet")):
         assert manifest[key] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
@@ -205,8 +186,8 @@ def test_near_duplicates_are_counted_and_listed_up_to_a_limit(tmp_path: Path) ->
 
 
 def test_golds_that_are_sentences_or_records(tmp_path: Path) -> None:
-    golds = ["There are 13 pens.", "He has 5 and buys 8, so there are 13.", "Paris", {"a": ["7"]}]
-    rows = [{"question": f"Question {i}?", "answer": gold} for i, gold in enumerate(golds)]
+    texts = ["There are 13 pens.", "He has 5 and buys 8, so there are 13.", "Paris", {"a": ["7"]}]
+    rows = [{"question": f"Question {i}?", "answer": gold} for i, gold in enumerate(texts)]
     rows += [{"question": "Half?", "answer": "\ud800"}, {"question": "\ud800?", "answer": "1"}]
     assert run(tmp_path, "--no-benchmarks", rows=rows) == 0
     kept, manifest = read_parquet(tmp_path / "out" / "train.parquet"), manifest_of(tmp_path)
@@ -218,16 +199,10 @@ def test_golds_that_are_sentences_or_records(tmp_path: Path) -> None:
     assert refused == [(1, "ungradable"), (4, "empty"), (5, "empty")]
     assert run(tmp_path, "--no-benchmarks", "--allow-text", rows=rows) == 0
     kept = read_parquet(tmp_path / "out" / "train.parquet")
-    assert [q.answers[0] for q in kept] == [*golds[:3], "7"]
-    verl = [{"prompt": "Q?", "reward_model": {"ground_truth": {"value": "3", "unit": "cm"}}}]
-    assert (
-        run(
-            tmp_path,
-            "--no-benchmarks",
-            rows=[*verl, {**verl[0], "prompt": "R?", "reward_model": {"ground_truth": "1"}}],
-        )
-        == 0
-    )
+    assert [q.answers[0] for q in kept] == [*texts[:3], "7"]
+    golds = {"Q?": {"value": "3", "unit": "cm"}, "R?": "1"}  # of verl's columns
+    verl = [{"prompt": q, "reward_model": {"ground_truth": gold}} for q, gold in golds.items()]
+    assert run(tmp_path, "--no-benchmarks", rows=verl) == 0
     assert manifest_of(tmp_path)["refused"]["ungradable"] == 1
 
 
@@ -238,12 +213,11 @@ def test_a_full_disk_is_one_line_and_leaves_no_mixed_pair(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    rows = [{"question": f"What is {i} plus {i * i}?", "answer": str(i + i * i)} for i in range(9)]
-    assert run(tmp_path, "--no-benchmarks", "--validation", "3", rows=rows) == 0
+    assert run(tmp_path, "--no-benchmarks", "--validation", "3", rows=SUMS) == 0
     before = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
     monkeypatch.setattr(prepare, name, full)
     capsys.readouterr()
-    assert run(tmp_path, "--no-benchmarks", "--validation", "4", rows=rows) == 1
+    assert run(tmp_path, "--no-benchmarks", "--validation", "4", rows=SUMS) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "train.parquet" in line and "No space left" in line
     after = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
@@ -251,29 +225,39 @@ def test_a_full_disk_is_one_line_and_leaves_no_mixed_pair(
     assert not any("manifest" in n for n in after) and len(changed) in (0, 2)
 
 
+GSM8K, OPENR1 = "openai/gsm8k", "open-r1/OpenR1-Math-220k"
+
+
 @pytest.mark.parametrize(
-    ("source", "config", "answer"),
+    ("source", "repository", "config", "name", "answer"),
     [
-        *((source, "main", "2") for source in ("gsm8k", "openai/gsm8k", "openai/gsm8k:main")),
-        ("openai/gsm8k:socratic", "socratic", "2"),
-        ("open-r1/OpenR1-Math-220k", "default", "1 #### 2"),
+        *((source, GSM8K, "main", "gsm8k", "2") for source in ("gsm8k", GSM8K, f"{GSM8K}:main")),
+        (f"{GSM8K}:socratic", GSM8K, "socratic", "gsm8k", "2"),
+        (OPENR1, OPENR1, "default", "openr1-math", "1 #### 2"),
     ],
 )
-def test_a_preset_is_found_by_its_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, config: str, answer: str
+def test_the_hub_is_asked_for_a_presets_id(
+    tmp_path: Path,
+    monkeypatch: Any,
+    source: str,
+    repository: str,
+    config: str,
+    name: str,
+    answer: str,
 ) -> None:
-    def hub(_: str, *, name: str, **__: Any) -> datasets.Dataset:
-        made = datasets.Dataset.from_list(
-            [dict.fromkeys(("question", "problem", "answer"), "1 #### 2")]
-        )
-        made.info.download_checksums = {f"hf://datasets/{source}@{'ab' * 20}/{name}.parquet": {}}
-        return made if name == config else pytest.fail(name)
+    def hub(asked: str, **how: Any) -> datasets.Dataset:
+        assert (asked, how) == (repository, {"name": config, "split": "train", "revision": None})
+        row = dict.fromkeys(("question", "problem"), "1 + 1?") | {"answer": "1 #### 2"}
+        made = datasets.Dataset.from_list([row])
+        made.info.download_checksums = {f"hf://datasets/{source}@{'ab' * 20}/{config}.parquet": {}}
+        return made
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
     monkeypatch.setattr(sources, "hub_answers", lambda _: True)
     out = tmp_path / "q.parquet"
     assert prepare.main([source, str(out), "--no-benchmarks"]) == 0
-    assert read_parquet(out)[0].answers == (answer,)
+    (question,) = read_parquet(out)
+    assert (question.text, question.answers, question.source) == ("1 + 1?", (answer,), name)
     assert read_json(tmp_path / "q.parquet.manifest.json")["revision"] == "ab" * 20
 
 

@@ -32,8 +32,6 @@ def test_grams_by_hand() -> None:
 
 
 BENCH = "Find the smallest positive integer that is divisible by seven and has digit sum nine"
-
-
 TAIL = "where m and n are relatively prime positive integers. Find m + n."
 COIN = "A fair coin is tossed ten times and the probability that heads come up an even number of "
 CHORD = "Points P and Q lie on a circle of radius five so that the chord between them has length "

@@ -47,30 +47,25 @@ DAPO = (
     "Solve it. The last line should be of the form Answer: $Answer where it "
     "is the answer to the problem.\n\nHow many?\nIn all?\n\nRemember to put your answer last."
 )
-CHAT = [{"role": "user", "content": DAPO}]
 BOXES = "\\boxed{1}, no, $\\boxed{\\frac{1}{2}}$"
 PLAIN = {"problem": "Q?", "solution": "so", "answer": "7"}
+LEVEL = {"problem": "Q?", "level": "Level 5", "solution": BOXES}
+
+
+def verl(gold: str, **columns: Any) -> dict[str, Any]:
+    return {"reward_model": {"ground_truth": gold}, **columns}
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 PRESET_ROWS: dict[str, tuple[dict[str, Any], str, str, int | None]] = {
-    "math-level3to5": (
-        {"extra_info": {"question": "Q?"}, "reward_model": {"ground_truth": "118"}},
-        *("Q?", "118", None),
-    ),
-    "math-train": (
-        {"problem": "Q?", "level": "Level 5", "solution": BOXES},
-        *("Q?", "\\frac{1}{2}", 5),
-    ),
+    "math-level3to5": (verl("118", extra_info={"question": "Q?"}), "Q?", "118", None),
+    "math-train": (LEVEL, "Q?", "\\frac{1}{2}", 5),
     "gsm8k": ({"question": "Q?", "answer": "6 #### 3\n#### 1,000"}, "Q?", "1,000", None),
-    "dapo-math-17k": (
-        {"prompt": CHAT, "reward_model": {"ground_truth": "34"}},
-        *("How many?\nIn all?", "34", None),
-    ),
-    "dsr-sub": (
-        {
-            "prompt": [{"role": "user", "content": f"Q? {STEP_BY_STEP}"}],
-            "reward_model": {"ground_truth": "12.8"},
-        },
-        *("Q?", "12.8", None),
-    ),
+    "dapo-math-17k": (verl("34", prompt=chat(DAPO)), "How many?\nIn all?", "34", None),
+    "dsr-sub": (verl("12.8", prompt=chat(f"Q? {STEP_BY_STEP}")), "Q?", "12.8", None),
     "open-rs": (PLAIN, "Q?", "7", None),
     "ta-grpo": ({"question": "Q?", "answer": "7", "index": 0, "sub_index": 0}, "Q?", "7", None),
     "openr1-math": (PLAIN, "Q?", "7", None),
@@ -164,12 +159,9 @@ def test_values_of_json_and_of_single_precision_stay_what_they_are(tmp_path: Pat
 def test_a_json_file_may_wrap_its_rows(tmp_path: Path, wrapped: Any, indent: int | None) -> None:
     (tmp_path / "q.json").write_text(json.dumps(wrapped, indent=indent))
     assert load_rows(str(tmp_path / "q.json")) == ROWS
-    chat = {
-        "prompt": [{"role": "user", "content": "Q?"}],
-        "answer": "1",
-    }  # one row, no list of rows
-    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
-    assert load_rows(str(tmp_path / "chat.jsonl")) == [chat]
+    row = {"prompt": chat("Q?"), "answer": "1"}  # the chat is no list of rows
+    (tmp_path / "chat.jsonl").write_text(json.dumps(row))
+    assert load_rows(str(tmp_path / "chat.jsonl")) == [row]
 
 
 def test_all_missing_columns_are_named_at_once() -> None:
@@ -186,12 +178,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, *configs: str) -> None:
 
     def load(repository: str, *, name: str | None, **_: Any) -> datasets.Dataset:
         if configs and name not in configs:
-            why = (
-                f"Please pick one among the available configs: {[*configs]}"
-                if name is None
-                else (f"BuilderConfig '{name}' not found. Available: {[*configs]}")
-            )
-            raise ValueError(f"Config name is missing.\n{why}\nExample of usage:")
+            pick = "Please pick one among the available configs"
+            why = f"BuilderConfig '{name}' not found. Available" if name else pick
+            raise ValueError(f"Config name is missing.\n{why}: {[*configs]}\nExample of usage:")
         return datasets.Dataset.from_list([{"question": str(name), "answer": "1"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load)

@@ -7,14 +7,7 @@ import pytest
 
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.candidates import (
-    Answers,
-    Candidate,
-    answers_of,
-    choose,
-    distance,
-    solved,
-)
+from prompt_aug.rephrase.candidates import Answers, Candidate, answers_of, choose, distance, solved
 from prompt_aug.rephrase.checks import Reason
 
 TOY = {
@@ -58,11 +51,7 @@ def test_the_farthest_comes_first() -> None:
 
 
 CANDIDATE = Candidate(uid="u", text="x", verdict="accept", reasons=())
-
-
-DOUBTFUL = Candidate(
-    uid="u", text="x", verdict="doubtful", reasons=(Reason("numbers", "doubtful", "?"),)
-)
+DOUBTFUL = Candidate("u", "x", "doubtful", (Reason("numbers", "doubtful", "?"),))
 
 
 @pytest.mark.parametrize(
@@ -89,4 +78,6 @@ def test_a_solver_accepts_at_m_of_k_and_doubts_a_new_common_wrong_answer(
 def test_the_answers_of_a_text_are_graded_and_grouped() -> None:
     question = make_question(text="q", answers=["1/2"], source="own")
     texts = [r"\boxed{0.5}", r"\boxed{\frac12}", r"\boxed{3}", r"\boxed{3.0}", r"\boxed{4}", "?"]
-    assert answers_of(question, texts) == Answers(2, 6, (("3", 2), ("4", 1)))
+    assert answers_of(question, [{"text": text} for text in texts]) == Answers(
+        2, 6, (("3", 2), ("4", 1))
+    )

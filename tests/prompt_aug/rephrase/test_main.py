@@ -16,7 +16,9 @@ import pytest
 from rephrase_pipeline import GOOD, Pipeline, command, rephrase, write_questions
 from scripted_endpoint import Reply, chat, serving
 
+from prompt_aug.base.files import read_json, write_lines
 from prompt_aug.endpoint.client import Endpoint
+from prompt_aug.questions import read_parquet
 from prompt_aug.rephrase import pipeline
 from prompt_aug.rephrase.__main__ import main
 
@@ -28,7 +30,7 @@ def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     assert made.run(rephrase, "--n", "2") == 0
     assert made.run(rephrase, "--n", "2") == 0
     assert made.sent == 4, "there are enough"
-    before, after = made.original(), made.written()
+    before, after = read_parquet(made.questions), made.written()
     assert [(q.uid, q.answers) for q in after] == [(q.uid, q.answers) for q in before]
     assert {len(q.rephrasings) for q in after} == {2}
     assert set(after[0].rephrasings) <= set(FIRST)
@@ -39,14 +41,14 @@ def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
         assert (candidate["verdict"] == "accept") == (not candidate["reasons"])
     ranked = sorted((c for c in candidates if c["rank"] is not None), key=lambda c: c["rank"])
     assert tuple(c["text"] for c in ranked if c["uid"] == after[0].uid) == after[0].rephrasings
-    manifest = made.manifest()
+    manifest = read_json(Path(f"{made.out}.manifest.json"))
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 16
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
 
 
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:
     made = Pipeline(tmp_path, 1)
-    bench = made.write("bench.jsonl", [{"question": FIRST[0]}])
+    write_lines(bench := tmp_path / "bench.jsonl", [{"question": FIRST[0]}])
     assert made.run(rephrase, "--against", f"b={bench}") == 0
     listed = made.candidates()
     assert [c["verdict"] for c in listed][:3] == ["reject", "accept", "accept"]

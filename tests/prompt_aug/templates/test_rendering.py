@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_tokenizers import LLAMA, deepseek, llama_3, qwen_base, tokenizer
+from made_tokenizers import deepseek, llama_3, qwen_base, tokenizer
 
 from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import make_question
 from prompt_aug.templates import Bank, Form, Template, load_bank, render
-from prompt_aug.templates.rendering import RenderError, tag_opened_twice
+from prompt_aug.templates.rendering import Overlong, RenderError, tag_opened_twice
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nQwen's own words<|im_end|>\n"
@@ -33,10 +33,7 @@ NO_SYSTEM = (
 DROPS_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
 )
-
-
 QWEN_TOKENS = ("<|im_start|>", "<|im_end|>")
-LLAMA_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 BOS = "<|begin_of_text|>"
 QUESTION = "What is {question} plus {0}?"
 BANK = load_bank()
@@ -47,10 +44,6 @@ FULL = Template(
 
 def qwen() -> Any:
     return tokenizer(QWEN, QWEN_TOKENS)
-
-
-def llama() -> Any:
-    return tokenizer(LLAMA, LLAMA_TOKENS, BOS)
 
 
 def test_qwen() -> None:
@@ -209,7 +202,7 @@ def state(made: Any) -> str:
 
 
 def test_rendering_never_changes_the_tokenizer() -> None:
-    for made in (qwen(), llama(), tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>")):
+    for made in (qwen(), llama_3(), tokenizer(NO_SYSTEM, ("<start>", "<end>"), "<bos>")):
         before = state(made)
         for template in load_bank().values():
             render(template, "Q", made)
@@ -259,12 +252,8 @@ def test_overlong_under_the_longest_template(monkeypatch: pytest.MonkeyPatch) ->
     questions = [question("é" * n) for n in (5, 25, 45)]
     # special tokens count one, bytes one each: this is the longest prompt of the second question
     text = f"*system\n{LONG.system}*\n*user\n{50 * 'b'}*\n*assistant\n"
-    (overlong,) = prompts.overlong(questions, bank.names, made, len(text))
-    assert (overlong.uid, overlong.template, overlong.length) == (
-        questions[2].uid,
-        "long",
-        len(text) + 40,
-    )
+    longest = Overlong(uid=questions[2].uid, template="long", length=len(text) + 40)
+    assert prompts.overlong(questions, bank.names, made, len(text)) == [longest]
     monkeypatch.setattr("prompt_aug.prompts.BATCH", 2)
     several = prompts.overlong(questions, bank.names, made, len(text) - 1)
     assert [o.uid for o in several] == [q.uid for q in questions[1:]]

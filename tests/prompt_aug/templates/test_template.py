@@ -36,10 +36,9 @@ def test_the_bank_has_the_table() -> None:
     bank = load_bank()
     assert bank.names == tuple(TABLE)
     for name, (category, prefill, published) in TABLE.items():
-        template = bank[name]
-        row_found = (template.category, template.prefill, template.published)
-        assert row_found == (category, prefill, published), name
-        shown = (template.system or "") + template.user
+        made = bank[name]
+        assert (made.category, made.prefill, made.published) == (category, prefill, published)
+        shown = (made.system or "") + made.user
         assert all(marker.strip("\n") in prefill + shown for marker in published), name
         assert "\\boxed" in shown, name
         assert len(shown) <= 200, name
@@ -47,23 +46,13 @@ def test_the_bank_has_the_table() -> None:
 
 def test_published_bank_has_the_published_checks(shared_data: Path) -> None:
     bank = load_bank(shared_data / "published_templates.json", "published")
-    assert [(name, t.published) for name, t in bank.items()] == [
-        (n, row[2]) for n, row in TABLE.items()
-    ]
+    assert {name: t.published for name, t in bank.items()} == {n: r[2] for n, r in TABLE.items()}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"abel": "no chat"}', "abel is not ChatML"),
-    ],
-)
-def test_published_file_errors(tmp_path: Path, content: bytes | None, message: str) -> None:
-    path = tmp_path / "bank.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(BankError, match=message):
-        load_bank(path)
+def test_published_renderings_are_chatml(tmp_path: Path) -> None:
+    (tmp_path / "bank.json").write_text('{"abel": "no chat"}')
+    with pytest.raises(BankError, match="abel is not ChatML"):
+        load_bank(tmp_path / "bank.json")
 
 
 @pytest.mark.parametrize(
@@ -85,25 +74,14 @@ def test_bad_templates_are_refused(record: str, message: str, tmp_path: Path) ->
 def test_a_users_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bank.yaml"
     path.write_text(
-        "templates:\n"
-        "  mine:\n"
-        "    category: free form\n"
-        "    user: 'Q: {question}'\n"
-        "    prefill: 'A: '\n"
-        "    stop: ['Q:']\n"
+        "templates:\n  mine:\n    category: free form\n    user: 'Q: {question}'\n"
+        "    prefill: 'A: '\n    stop: ['Q:']\n"
         "    format: [{weight: 0.5, once: Therefore}, {weight: 0.5, boxed: true}]\n"
     )
-    bank = load_bank(path)
-    assert list(bank) == ["mine"]
-    assert bank["mine"] == Template(
-        name="mine",
-        category="free form",
-        user="Q: {question}",
-        prefill="A: ",
-        stop=("Q:",),
-        format=bank["mine"].format,
-    )
-    assert bank["mine"].format_reward("Therefore 7") == 0.5
+    (mine,) = load_bank(path).values()
+    given = {"user": "Q: {question}", "prefill": "A: ", "stop": ("Q:",), "format": mine.format}
+    assert mine == Template(name="mine", category="free form", **given)
+    assert mine.format_reward("Therefore 7") == 0.5
     assert main(["check", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "Q: What is $1 + 1$?" in shown

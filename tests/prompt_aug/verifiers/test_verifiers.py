@@ -10,13 +10,7 @@ import pytest
 from prompt_aug.grading import Extraction, pool
 from prompt_aug.grading.pool import GraderError
 from prompt_aug.questions import from_row, to_row
-from prompt_aug.verifiers import (
-    Verified,
-    VerifierLimits,
-    Verifiers,
-    source_digest,
-    verifier_row,
-)
+from prompt_aug.verifiers import Verified, VerifierLimits, Verifiers, source_digest, verifier_row
 
 pytestmark = pytest.mark.config  # starts, and kills, worker processes
 
