@@ -153,7 +153,8 @@ class Reader:
 
     def branch(self, node: Any) -> None:
         """Read each branch from the same values, and merge what they leave."""
-        if node.children[0].type == "while" and self.holds(node.children[1]) is False:
+        test = body.prev_named_sibling if (body := node.child_by_field_name("body")) else None
+        if test and node.children[0].type == "while" and self.holds(test) is False:
             return
         if variable := node.child_by_field_name("variable"):
             self.values[source_of(variable)] = [Word(0, unknown())]

@@ -45,7 +45,7 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ('set -- a "b c"\nx "$@"', ["a", "b c"]),
         ("A=(1 2)\nx ${#A[@]} a=$# ${#U[@]} ${#A}", ["2", "a=0", unknown("U"), unknown()]),
         ("A=1\nwhile [[ $# -gt 0 ]]; do A=$2; done\nx a=$A", ["a=1"]),
-        ("A=1\nwhile [ 2 -ge 2 ]; do A=2; done\nx a=$A", [f"a={unknown('A')}"]),
+        ("A=1\nwhile [ 1 -gt 2 ]; true; do A=2; done\nx a=$A", [f"a={unknown('A')}"]),
         ("f() {\n  A=1\n  while [ $# -gt 0 ]; do A=$2; done\n  x a=$A\n}", [f"a={unknown('A')}"]),
         ('K=9\nif [ "$K" -gt 10 ]; then A=1; else A=2; fi\nx $A', ["2"]),
         ("A=$2\nB=${A}_b\nx $A $B", [unknown("A"), f"{unknown('A')}_b"]),
