@@ -227,7 +227,7 @@ def by_row(x: Setting, limit: int) -> Verdict:
         text, *allowed = row
         row, refuses = None if is_default else text, x.value not in allowed
         if refuses and row and row.startswith("replaced: "):
-            row = f"only {', '.join(map(shown, allowed))} can start here"
+            row = f"only {', '.join(map(shown, allowed))}: {text.removeprefix('replaced: ')}"
     elif row is None and x.key in known_keys() - default_values().keys():
         return Verdict("stop", "a section of keys, not a value")
     elif row is None and not is_default:
@@ -236,10 +236,11 @@ def by_row(x: Setting, limit: int) -> Verdict:
     if row is None:
         return Verdict("kept", "", x.key, x.value)
     if (match := MOVE.fullmatch(row)) and match[1] in default_values():
-        value = x.value
+        why, value = match[1], x.value
         if match[2] and isinstance(value, int | float):
             value /= 100
-        return Verdict("moved", match[1], match[1] if value is not None else "", value)
+            why += f"={shown(value)}"
+        return Verdict("moved", why, match[1] if value is not None else "", value)
     why = row.removeprefix("replaced: ")
     return Verdict("stop" if refuses else "dropped" if why == row else "replaced", why)
 

@@ -59,7 +59,6 @@ OPEN = (
     "critic.fsdp.mixed_precision",
     *ARGUMENTS,
 )
-LENGTHS = ("prompt", "response")
 OFF = (None, False, "none", "off", "vanilla")  # values that turn a feature off; 0 is False
 # Raised by hydra for an unusable file or choice. A truncated file raises no class of its own.
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError)
@@ -147,9 +146,8 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
             raise ConfigError(wrong["model_engine"])  # others lack FSDP's keys
         _check_keys(config, folder, given)
         _name_one_model(config, given)
-        lengths = {
-            f"data.{x}": config.data[x] for x in ("max_prompt_length", "max_response_length")
-        }
+        names = ("max_prompt_length", "max_response_length")
+        lengths = {f"data.{name}": config.data[name] for name in names}
         if wrong := wrong_values(lengths):  # the sizes follow from them
             raise ConfigError("\n".join(wrong.values()))
         set_sizes(config)

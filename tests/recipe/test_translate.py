@@ -229,11 +229,7 @@ FORK = "algorithm.advantage=positive"
         (FORK, {}, ["algorithm.advantage=positive", "--drop algorithm.advantage"]),
         (FORK, {"drop": ["algorithm.advantage"]}, None),
         (f"{R}.multi_turn.enable=True", {}, ["makes one turn"]),
-        (
-            "reward_model.reward_manager=prime",
-            {},
-            ["=prime: only null, register, naive"],
-        ),
+        ("reward_model.reward_manager=prime", {}, ["=prime: only null, register, naive"]),
         (f"{A}.policy_loss=plusplus", {}, ["policy_loss=plusplus: a section of keys"]),
         ("trainer.experiment_name=$(date) trainer.project_name=$P", {}, None),
         ("reward_model.enable=True", {}, ["no reward model"]),
