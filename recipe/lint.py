@@ -282,6 +282,8 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
                 yield x.message(unknown_key(x.key, root))
         elif x.prefix == "+" and defaults.get(x.key) is not None:
             yield x.message("the key exists, and hydra adds only new ones. Write it without +.")
+        elif x.value is not UNKNOWN and x.value and x.key not in defaults and not is_open(x.key):
+            yield x.message("a section of keys, not a value. Set the keys in it.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
             wrong = {} if foreign else wrong_values({x.key: x.value}, root)

@@ -4,7 +4,8 @@ tree-sitter's grammar of bash finds the commands. A variable has its last value 
 branch, a loop or a function that sets it, it has the words of all its values, of which those that
 are not in each are unsure. Inside a longer word such a value is unknown, as are unset variables,
 arguments of functions, and the output of commands. The script itself has no arguments. An ``if``
-whose tests compare known texts has one branch; there a variable that nothing sets is empty.
+whose tests compare known texts has one branch, and a ``while`` whose test is false is left out;
+there a variable that nothing sets is empty.
 """
 
 import operator
@@ -27,6 +28,7 @@ EXPANSIONS = ("simple_expansion", "expansion")
 ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
+LENGTH = re.compile(r"\$\{?#(?:(\w+)\[[@*]\])?\}?")  # of an array, or of the arguments
 PRINTS = ("echo", "printf")
 SETTERS = ("read", "mapfile", "readarray", "getopts")  # of variables that are arguments
 SUMS = ("compound_statement", "arithmetic_expansion")
@@ -36,6 +38,11 @@ SETS = re.compile(
 )
 LOCAL = re.compile(r"\b(?:local|declare|typeset)\s+(?:-\w+\s+)*(\w+)")
 LARGEST = 2**63  # of the shell's integers
+INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+COMPARE: dict[str, Callable[[int, int], bool]] = {
+    **{"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt},
+    **{"-le": operator.le, "-gt": operator.gt, "-ge": operator.ge},
+}
 ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     **{"+": operator.add, "-": operator.sub, "*": operator.mul},
     "/": lambda a, b: abs(a) // abs(b) * (1 if a * b >= 0 else -1),
@@ -146,6 +153,9 @@ class Reader:
 
     def branch(self, node: Any) -> None:
         """Read each branch from the same values, and merge what they leave."""
+        test = body.prev_named_sibling if (body := node.child_by_field_name("body")) else None
+        if test and node.children[0].type == "while" and self.holds(test) is False:
+            return
         if variable := node.child_by_field_name("variable"):
             self.values[source_of(variable)] = [Word(0, unknown())]
         before, results = self.values, [self.values]  # no branch may apply
@@ -177,7 +187,7 @@ class Reader:
         return []
 
     def holds(self, node: Any) -> bool | None:
-        """Return the result of a test of known texts by =, ==, !=, -z or -n, None of another."""
+        """Return the result of a test of known texts or integers, None of another or unknown."""
         if node.type != "test_command" or len(node.named_children) != 1:
             return None
         parts = node.named_children[0].children
@@ -187,6 +197,8 @@ class Reader:
             return None
         if len(texts) == 1 and name in ("-z", "-n"):
             return (texts[0] == "") == (name == "-z")
+        if name in COMPARE and all(INTEGER.fullmatch(str(text)) for text in texts):
+            return COMPARE[name](*(int(str(text)) for text in texts))
         compares = len(texts) == 2 and sign.type != "test_operator" and "*" not in str(texts[1])
         return (texts[0] == texts[1]) == (name != "!=") if compares else None
 
@@ -293,6 +305,8 @@ class Reader:
         line = self.line(node)
         if ARGUMENTS.fullmatch(source_of(node)):
             return [word._replace(line=word.line or line) for word in self.values["@"]]
+        if match := LENGTH.fullmatch(source_of(node)):
+            return [Word(line, self.length(match[1] or "@"))]
         if not (match := REFERENCE.fullmatch(source_of(node))):
             return [Word(line, unknown())]
         name, default = match[1], match[2] or ""
@@ -305,9 +319,17 @@ class Reader:
                 self.values[name] = found
         elif not found and name in self.values:  # an empty array
             return []
-        texts = (word.text.replace(unknown(), unknown(name)) for word in found)
+        # An argument of the script has the name of the variable that takes it.
+        texts = (re.sub(rf"{OPEN}\d*{OPEN}", unknown(name), word.text) for word in found)
         named = [w._replace(line=w.line or line, text=t) for w, t in zip(found, texts, strict=True)]
         return named or [Word(line, unknown(name))]
+
+    def length(self, name: str) -> str:
+        """Return the number of words of an array, or of the arguments ``@``."""
+        words = self.values.get(name)
+        if words is None or any(OPEN in word.text or not word.sure for word in words):
+            return unknown(name.strip("@"))
+        return str(len(words))
 
     def number(self, node: Any) -> int | None:
         """Return the value of integer arithmetic, None if it is unknown."""
@@ -354,6 +376,6 @@ class Reader:
         text = source_of(node)
         if node.type in ("raw_string", "ansi_c_string"):
             return text.partition("'")[2][:-1]
-        if node.child_count or text == "$":
+        if (node.child_count and text != "[") or text == "$":  # the grammar wraps some "["
             return unknown()
         return re.sub(r"\\(.)", r"\1", text.replace(CONTINUED, ""))

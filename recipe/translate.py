@@ -31,7 +31,7 @@ from recipe.script import OPEN, unknown_names
 
 SCRIPT = CONFIG / "script.yaml"
 SOURCED = re.compile(r"(?m)(?:^|[;&|{])[ \t]*(?:source|\.)[ \t]+([^\s;&|]+)")
-MOVE = re.compile(r"(?:no effect: )?set ([\w.]+)")
+MOVE = re.compile(r"(?:no effect: )?set ([\w.]+)( to a hundredth of it)?")
 DEFAULT_SCORE = "verl.utils.reward_score.default_compute_score"  # by data_source
 FUNCTION = re.compile(r"(?:reward\.)?custom_reward_function\.(path|name|reward_kwargs\..+)")
 ADVANTAGE = "recipe.advantage.name"
@@ -45,6 +45,7 @@ LIMIT, OVERLONG = "data.max_response_length", "recipe.reward.overlong"
 # A prompt's form, which another setting of the command line leaves to the rows.
 FORM = "style mode templates bank format instruction system".split()
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+LABELS = ("trainer.experiment_name", "trainer.project_name")  # no effect on the training
 GPUS, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
 # Whose default is verl's, not this project's.
 VERLS = (f"{R}.n", "algorithm.filter_groups.metric", "trainer.val_before_train", EPOCHS)
@@ -88,6 +89,8 @@ class Translation:
         made = [parsed(with_plus(text)) for text in self.overrides]
         self.given = dict(flat({x.key_or_group: x.value() for x in made}))
         self.given |= {x.key_or_group: x.value() for x in made}  # a section, too
+        if (path := self.given.get("recipe.model_path")) is not None:  # which verl's key follows
+            self.given.setdefault(f"{MODEL}.path", path)
         self.method = self.given.get("method")
         own = f"{ADVANTAGE}={self.given.get(ADVANTAGE)}" if ADVANTAGE in self.given else ""
         self.advantage = f"method={self.method}" if self.method else own
@@ -101,6 +104,8 @@ class Translation:
             return Verdict("stop", "chooses another file of the configuration")
         if x.key in self.given:
             return Verdict("replaced", f"the command line: {shown(self.given[x.key])}")
+        if x.key in LABELS and (x.value is UNKNOWN or not x.sure):
+            return Verdict("replaced", f"not known, {default_values()[x.key]}")
         if (target := ESTIMATOR.get(x.key)) and self.advantage:
             return Verdict("replaced", self.advantage)
         if target:
@@ -218,15 +223,24 @@ def by_row(x: Setting, limit: int) -> Verdict:
     refuses = False
     if x.key.endswith("reward_kwargs.max_resp_len"):
         row = [LIMIT, limit]
-    if row is None and not is_default:
+    if isinstance(row, list):
+        text, *allowed = row
+        row, refuses = None if is_default else text, x.value not in allowed
+        if refuses and row and row.startswith("replaced: "):
+            row = f"only {', '.join(map(shown, allowed))}: {text.removeprefix('replaced: ')}"
+    elif row is None and x.key in known_keys() - default_values().keys():
+        return Verdict("stop", "a section of keys, not a value")
+    elif row is None and not is_default:
         row = why_fixed(x.key) if known else row_of(x.key, MOVED) or unknown_key(x.key)
         refuses = not str(row).startswith("no effect")
-    if isinstance(row, list):
-        row, refuses = None if is_default else row[0], x.value not in row[1:]
     if row is None:
         return Verdict("kept", "", x.key, x.value)
     if (match := MOVE.fullmatch(row)) and match[1] in default_values():
-        return Verdict("moved", match[1], match[1] if x.value is not None else "", x.value)
+        why, value = match[1], x.value
+        if match[2] and isinstance(value, int | float):
+            value /= 100
+            why += f"={shown(value)}"
+        return Verdict("moved", why, match[1] if value is not None else "", value)
     why = row.removeprefix("replaced: ")
     return Verdict("stop" if refuses else "dropped" if why == row else "replaced", why)
 

@@ -146,6 +146,10 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
             raise ConfigError(wrong["model_engine"])  # others lack FSDP's keys
         _check_keys(config, folder, given)
         _name_one_model(config, given)
+        names = ("max_prompt_length", "max_response_length")
+        lengths = {f"data.{name}": config.data[name] for name in names}
+        if wrong := wrong_values(lengths):  # the sizes follow from them
+            raise ConfigError("\n".join(wrong.values()))
         set_sizes(config)
         _set_correction(config)
         _set_gradient(config)

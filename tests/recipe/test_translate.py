@@ -43,6 +43,13 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ("A=1\nif ((A == 1)); then B=$((A <= 2)); fi\nx $A", ["1"]),
         ("for ((i = 0; i < 2; i++)); do x a=$i; done", [f"a={unknown('i')}"]),
         ('set -- a "b c"\nx "$@"', ["a", "b c"]),
+        ("A=(1 2)\nx ${#A[@]} a=$# ${#U[@]} ${#A}", ["2", "a=0", unknown("U"), unknown()]),
+        ("A=1\nwhile [[ $# -gt 0 ]]; do A=$2; done\nx a=$A", ["a=1"]),
+        ("A=1\nwhile [ 1 -gt 2 ]; true; do A=2; done\nx a=$A", [f"a={unknown('A')}"]),
+        ("f() {\n  A=1\n  while [ $# -gt 0 ]; do A=$2; done\n  x a=$A\n}", [f"a={unknown('A')}"]),
+        ('K=9\nif [ "$K" -gt 10 ]; then A=1; else A=2; fi\nx $A', ["2"]),
+        ("A=$2\nB=${A}_b\nx $A $B", [unknown("A"), f"{unknown('A')}_b"]),
+        ('A=${U:-["/b"]}\nx $A', ["[/b]"]),
         ('A=()\nB=\nx "${A[@]}" $B "$B" "${A[@]:-2}"', ["", "2"]),
     ],
 )
@@ -197,6 +204,18 @@ def test_what_follows_from_other_settings(made: Translate, monkeypatch: pytest.M
     assert config.actor_rollout_ref.actor.strategy == "fsdp2"
 
 
+@pytest.mark.config
+def test_the_model_of_the_command_line_and_values_in_other_units(made: Translate) -> None:
+    script = made(f"{A}.loss_mode=kl_cov {A}.k_percent=0.2", "recipe.model_path=other")
+    config = composed(script)
+    assert config.actor_rollout_ref.model.path == config.recipe.model_path == "other"
+    loss = config.actor_rollout_ref.actor.policy_loss
+    assert (loss.loss_mode, loss.kl_cov_ratio) == ("kl_cov", 0.002)
+    groups = groups_of(script, config)
+    assert "actor_rollout_ref.model.path" in groups["replaced"]
+    assert f"{A}.k_percent" in groups["moved"]
+
+
 NO_LIMIT = "data.max_response_length=null"
 OVERLONG = "reward_model.reward_kwargs.max_resp_len"
 CHOICE = "actor@actor_rollout_ref.actor"
@@ -210,7 +229,9 @@ FORK = "algorithm.advantage=positive"
         (FORK, {}, ["algorithm.advantage=positive", "--drop algorithm.advantage"]),
         (FORK, {"drop": ["algorithm.advantage"]}, None),
         (f"{R}.multi_turn.enable=True", {}, ["makes one turn"]),
-        ("reward_model.reward_manager=prime", {}, ["reward_manager=prime"]),
+        ("reward_model.reward_manager=prime", {}, ["=prime: only null, register, naive"]),
+        (f"{A}.policy_loss=plusplus", {}, ["policy_loss=plusplus: a section of keys"]),
+        ("trainer.experiment_name=$(date) trainer.project_name=$P", {}, None),
         ("reward_model.enable=True", {}, ["no reward model"]),
         ("+reward_model.reward_kwargs.max_resp_len=64", {}, ["max_resp_len=64"]),
         ("custom_reward_function.path=gone.py", {}, ["gone.py: no such file"]),

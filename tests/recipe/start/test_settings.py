@@ -116,6 +116,12 @@ def test_an_override_that_a_switch_turns_off_is_refused(overrides: str, switch: 
         compose_config("toy_methods", overrides.split())
 
 
+@pytest.mark.config
+def test_a_length_is_checked_before_the_sizes_that_follow_from_it() -> None:
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_length=1k: "):
+        compose_config("toy", ["data.max_prompt_length=1k"])
+
+
 # ------------------------------------------------------------------------- keys
 # verl's keys: hints for unknown ones, and those that must keep their defaults.
 
