@@ -11,10 +11,11 @@ On a CPU (config/machine/cpu.yaml leaves them null; an override is kept):
 P parameters, T tokens of a micro-batch, V vocabulary, h hidden, i intermediate size, L layers,
 b bytes of a matrix entry (2 or 4), K bytes of the KV cache:
 
-    memory = BASE + 16 P + b P + K + 2 bucket + T (L b (10 h + 4 i) + V (2 b + 4))
+    memory = BASE + TOKENIZERS V + 16 P + b P + K + 2 bucket + T (L b (10 h + 4 i) + V (2 b + 4))
 
-BASE are the processes of verl, Ray and vLLM; 16 P float32 parameters, gradients and Adam's moments;
-b P the engine's copy. An estimate, which `recipe.train --dry-run` prints.
+BASE are the processes of verl, Ray and vLLM, of which seven hold a tokenizer; 16 P float32
+parameters, gradients and Adam's moments; b P the engine's copy. An estimate, which `recipe.train
+--dry-run` prints.
 """
 
 import math
@@ -29,6 +30,7 @@ from recipe.run.environment import ENGINE_THREADS
 from recipe.run.host import multiplies_bfloat16
 
 BASE = 6.0e9  # a training of the toy model, whose own part is small, holds up to 7 GiB
+TOKENIZERS = 7 * 2e3  # bytes of an entry of the vocabulary; one of 262,144 takes 0.5 GB a process
 LARGE = 50_000_000  # parameters from which bfloat16 is faster on processors that multiply it
 TOKENS = 2048  # of a micro-batch: more are not faster
 LEAST_BUCKET = 16  # MB
@@ -73,7 +75,8 @@ def token_bytes(config: DictConfig, shape: Shape) -> float:
 def fixed_bytes(config: DictConfig, shape: Shape) -> float:
     """Return the bytes that do not depend on the micro-batch."""
     engine = bytes_of(config) * shape.parameters + cache_bytes(config, shape)
-    return BASE + 16 * shape.parameters + engine + 2e6 * bucket(shape)
+    base = BASE + TOKENIZERS * shape.vocab
+    return base + 16 * shape.parameters + engine + 2e6 * bucket(shape)
 
 
 def memory(config: DictConfig, shape: Shape) -> float:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import wrapt
 
-# Tokens at a time, and their logits: at most 0.5 GB in float32, also of a vocabulary of 262,144.
-CHUNK, ENTRIES = 1024, 2**27
+CHUNK = 1024  # tokens at a time: 1024 x 151,936 logits in float32 are 0.6 GB
+ENTRIES = 2**22  # logits at a time on a CPU: 16 MB, which its cache holds
 
 
 def parts(logits: torch.Tensor) -> Iterator[slice]:
     """Yield slices of the rows of (N, V) logits that are computed at a time."""
-    size = max(1, min(CHUNK, ENTRIES // logits.shape[-1]))
+    fitting = ENTRIES // logits.shape[-1] if logits.device.type == "cpu" else CHUNK
+    size = max(1, min(CHUNK, fitting))
     yield from (slice(start, start + size) for start in range(0, max(1, len(logits)), size))
 
 
