@@ -19,17 +19,23 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import recipe.patches.cpu.engines  # noqa: F401  (verl's own classes for the device cpu)
-from recipe.actor.prefix_tree import Forest, batches, plant
-from recipe.patches.logprobs import logprobs_of_nodes
+from recipe.actor.prefix_tree import Forest, batches, padded_batches, plant
+from recipe.patches.logprobs import logprobs_of_nodes, parts
 
 # Model types in which tokens interact only through causal attention.
-SUPPORTED = ("llama", "qwen2", "qwen3")
+SUPPORTED = ("gemma", "gemma3_text", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 # Settings that must be off, with verl's value where the key is absent.
 NOT_PLAIN = {
     "use_remove_padding": True,
     "use_fused_kernels": False,
     "distillation_use_topk": False,
     "distillation_only": False,
+}
+# Values of a node's logits, by the key `calculate_NAME` of a micro-batch.
+STATISTICS = {
+    "entropy": functional.entropy_from_logits,
+    "sum_pi_squared": functional.calculate_sum_pi_squared_from_logits,
 }
 # Keys of a batch or micro-batch, set by `PrefixTreeEngine` and `by_prefix`.
 SKIPS_ZEROS = "rows_without_advantage_have_no_gradient"
@@ -38,17 +44,27 @@ SEPARATE = "rows_are_computed_separately"
 
 
 def supported(model: torch.nn.Module) -> bool:
-    """Return whether the model has full causal attention by a mask, and no dropout."""
+    """Return whether the model has causal attention by a mask, and no dropout."""
     config: Any = model.config
-    full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    known = {*(getattr(config, "layer_types", None) or [FULL])} <= {FULL, SLIDING}
     # Only SDPA accepts a boolean mask: "eager" would add it to the scores.
     by_mask = config.model_type in SUPPORTED and config._attn_implementation == "sdpa"
-    causal = getattr(config, "is_causal", True)
+    one_way = not getattr(config, "use_bidirectional_attention", False)
+    causal = getattr(config, "is_causal", True) and one_way
     # Rows that share a node would share its dropout mask.
     dropout = config.attention_dropout or any(
         isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules()
     )
-    return bool(full and by_mask and causal and not dropout)
+    return bool(known and by_mask and causal and not dropout)
+
+
+def masks(forest: Forest, config: Any) -> Tensor | dict[str, Tensor]:
+    """Return the attention mask, or one for each type of layer if the model has sliding windows."""
+    if SLIDING not in (getattr(config, "layer_types", None) or ()):
+        return forest.sees_F1LL
+    depth = forest.depth_FL[:, None]
+    near = depth[..., None] - depth[..., None, :] < config.sliding_window
+    return {FULL: forest.sees_F1LL, SLIDING: forest.sees_F1LL & near}
 
 
 def is_zero_without_advantage(loss_function: Any) -> bool:
@@ -79,9 +95,11 @@ def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[
     ranks = torch.distributed.get_world_size(group) if group is not None else 1
     # A critic sets no such key: it computes rows separately, so that no token would count once.
     separate = tu.get_non_tensor_data(data, SEPARATE, True)
+    packed = tu.get_non_tensor_data(data, "use_remove_padding", True)
     # Several ranks must have equally many micro-batches.
-    if not dynamic or ranks > 1 or separate:
+    if not dynamic or ranks > 1 or (separate and packed):
         return VERLS(data=data, **options)
+    split = padded_batches if separate else batches
     rows = [row.tolist() for row in data["input_ids"].unbind()]
     skips = tu.get_non_tensor_data(data, SKIPS_ZEROS, False)
     silent = without_advantage(data) if skips else [False] * len(rows)
@@ -89,7 +107,7 @@ def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[
     micro_batches = []
     for kind in (True, False):
         chosen = [index for index, is_silent in enumerate(silent) if is_silent is kind]
-        for part in batches([rows[i] for i in chosen], data["max_token_len_per_gpu"]):
+        for part in split([rows[i] for i in chosen], data["max_token_len_per_gpu"]):
             indices.append([chosen[i] for i in part])
             micro_batches.append(tu.index_select_tensor_dict(data, indices[-1]))
             tu.assign_non_tensor(micro_batches[-1], **{NO_GRADIENT: kind})
@@ -142,7 +160,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         forest = plant([row.tolist() for row in rows.unbind()])
         inputs = {
             "input_ids": forest.ids_FL,
-            "attention_mask": forest.sees_F1LL,
+            "attention_mask": masks(forest, self.module.config),
             "position_ids": forest.depth_FL,
         }
         # As in verl, the label of a row's last token is the next row's first token; that value is
@@ -197,11 +215,11 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             logits = logits / temperature.clamp(min=1e-8).to(logits.dtype)
         read = labels if token is None else labels[token]
         values = {"log_probs": logprobs_of_nodes(logits, read, node)}
-        if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
-            values["entropy"] = functional.entropy_from_logits(logits).gather(0, node)
-        if tu.get_non_tensor_data(micro_batch, "calculate_sum_pi_squared", False):
-            squares = functional.calculate_sum_pi_squared_from_logits(logits)
-            values["sum_pi_squared"] = squares.gather(0, node)
+        for name, function in STATISTICS.items():
+            if tu.get_non_tensor_data(micro_batch, f"calculate_{name}", False):
+                # A part at a time: the softmax of all would be two more copies of the logits.
+                of_nodes = torch.cat([function(logits[rows]) for rows in parts(logits)])
+                values[name] = of_nodes.gather(0, node)
         if token is not None:  # values of the prompts are not read
             values = {
                 name: value.new_zeros(len(labels)).index_put((token,), value)

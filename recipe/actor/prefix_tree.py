@@ -124,3 +124,16 @@ def batches(sequences: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
         size += len(sequence) - shared
         parts[-1].append(index)
     return parts
+
+
+def padded_batches(sequences: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """Split the indices of `sequences` into batches of at most `tokens` places, padding included.
+
+    A sequence of more than `tokens` tokens is a batch of its own.
+    """
+    parts: list[list[int]] = []
+    for index in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
+        if not parts or (len(parts[-1]) + 1) * len(sequences[parts[-1][0]]) > tokens:
+            parts.append([])
+        parts[-1].append(index)
+    return parts

@@ -7,10 +7,10 @@ with LoRA), log-probabilities 2. A decoding step reads weights and KV cache once
 On a CPU, with P parameters, T tokens of a micro-batch, V vocabulary, h hidden, i intermediate size,
 L layers, b bytes of a matrix entry (2 or 4), K bytes of the KV cache:
 
-    memory = BASE + 16 P + b P + K + 2 bucket + T (L b (10 h + 4 i) + V (2 b + 4))
+    memory = BASE + TOKENIZERS V + 16 P + b P + K + 2 bucket + T (L b (10 h + 4 i) + V (2 b + 4))
 
-BASE are the processes of verl, Ray and vLLM; 16 P float32 parameters, gradients and Adam's moments;
-b P the engine's copy.
+BASE are the processes of verl, Ray and vLLM, of which seven hold a tokenizer; 16 P float32
+parameters, gradients and Adam's moments; b P the engine's copy.
 """
 
 import math
@@ -28,6 +28,7 @@ RESERVE = 4 * 2**30  # CUDA context, graphs and the engine's own activations
 LOGIT_CHUNK = 1024
 MEAN_PROMPT = 200  # assumed
 BASE = 6.0e9  # a training of the toy model, whose own part is small, holds up to 7 GiB
+TOKENIZERS = 7 * 2e3  # bytes of an entry of the vocabulary; one of 262,144 takes 0.5 GB a process
 LEAST_BUCKET = 16  # MB
 CACHE = 1.0e9  # bytes of the KV cache of a small model on a CPU
 
@@ -303,7 +304,8 @@ class OnCpu:
     def parts(self) -> tuple[float, float]:
         """Return the bytes that do not depend on the micro-batch, and those of one token of it."""
         shape, b = self.shape, self.entry
-        fixed = BASE + (16 + b) * shape.parameters + self.cache() + 2e6 * bucket(shape)
+        fixed = BASE + TOKENIZERS * shape.vocab + (16 + b) * shape.parameters
+        fixed += self.cache() + 2e6 * bucket(shape)
         activations = shape.layers * b * (10 * shape.hidden + 4 * shape.intermediate)
         return fixed, activations + shape.vocab * (2 * b + 4)
 

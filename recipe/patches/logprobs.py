@@ -8,6 +8,7 @@ which takes a quarter of an update of the toy model. This function returns float
 kernel does. For float32 logits values and gradients equal verl's to the last bit.
 """
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,14 @@ import torch
 import wrapt
 
 CHUNK = 1024  # tokens at a time: 1024 x 151,936 logits in float32 are 0.6 GB
+ENTRIES = 2**22  # logits at a time on a CPU: 16 MB, which its cache holds
+
+
+def parts(logits: torch.Tensor) -> Iterator[slice]:
+    """Yield slices of the rows of (N, V) logits that are computed at a time."""
+    fitting = ENTRIES // logits.shape[-1] if logits.device.type == "cpu" else CHUNK
+    size = max(1, min(CHUNK, fitting))
+    yield from (slice(start, start + size) for start in range(0, max(1, len(logits)), size))
 
 
 class _LogProbs(torch.autograd.Function):
@@ -24,7 +33,7 @@ class _LogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, node: torch.Tensor
     ) -> torch.Tensor:
-        lse = torch.cat([part.float().logsumexp(-1) for part in logits.split(CHUNK)])
+        lse = torch.cat([logits[rows].float().logsumexp(-1) for rows in parts(logits)])
         ctx.save_for_backward(logits, labels, node, lse)
         return logits[node, labels].float() - lse[node]
 
@@ -35,11 +44,11 @@ class _LogProbs(torch.autograd.Function):
         (grad,) = grads
         share = grad.new_zeros(len(logits)).index_add_(0, node, grad)
         grad_logits = torch.empty_like(logits)
-        for start in range(0, len(logits), CHUNK):
-            rows = slice(start, start + CHUNK)
-            part = torch.exp(logits[rows].float() - lse[rows, None]).mul_(-share[rows, None])
-            here = (node >= start) & (node < start + CHUNK)
-            part.index_put_((node[here] - start, labels[here]), grad[here], accumulate=True)
+        for rows in parts(logits):
+            part = torch.sub(logits[rows], lse[rows, None])  # float32, for any logits
+            part.exp_().mul_(-share[rows, None])
+            here = (node >= rows.start) & (node < rows.stop)
+            part.index_put_((node[here] - rows.start, labels[here]), grad[here], accumulate=True)
             grad_logits[rows] = part.to(grad_logits.dtype)
         return grad_logits, None, None
 

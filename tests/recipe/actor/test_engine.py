@@ -16,7 +16,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from tiny_model import untrained
 from tiny_model import untrained as model
-from transformers import Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -24,6 +24,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 import recipe.plugin  # noqa: F401  (as in every process of a run)
 from recipe.actor import engine as ours
 from recipe.actor.prefix_tree import plant
+from recipe.config.shapes import FIELDS
 from recipe.patches import logprobs
 
 pytestmark = pytest.mark.config
@@ -107,6 +108,41 @@ def test_values_and_gradients_are_verls(
     torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
 
 
+WINDOWS: dict[str, dict[str, Any]] = {  # windows of 5 of a row's 12 to 17 tokens
+    "gemma3_text": {"layer_types": [ours.SLIDING, ours.FULL], "sliding_window": 5},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+}
+
+
+def of_family(kind: str, **changes: Any) -> Any:
+    """A model of another family, of two layers and the sizes of `untrained`, without dropout."""
+    config = untrained().config.to_dict()
+    sizes = {name: config[name] for name in (*FIELDS, "num_key_value_heads")}
+    torch.manual_seed(0)
+    made = AutoConfig.for_model(kind, **{**sizes, "head_dim": 8, "pad_token_id": None, **changes})
+    return AutoModelForCausalLM.from_config(made, attn_implementation="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [*((kind, {}) for kind in ours.SUPPORTED), *WINDOWS.items()]
+)
+def test_every_family_has_verls_values_and_gradients(
+    kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control, with windows: the mask of full attention in every layer."""
+    module, data = of_family(kind, **changes), batch()
+    assert ours.supported(module)
+    theirs, their_grads = computed(FSDPEngineWithLMHead, module, data)
+    mine, my_grads = computed(ours.PrefixTreeEngine, module, data)
+    for a, b in zip(mine["log_probs"].unbind(), theirs["log_probs"].unbind(), strict=True):
+        torch.testing.assert_close(a[:-1], b[:-1], atol=2e-6, rtol=0)
+    torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
+    if changes:
+        monkeypatch.setattr(ours, "masks", lambda forest, _: forest.sees_F1LL)
+        wrong, _ = computed(ours.PrefixTreeEngine, module, data)
+        assert (wrong["log_probs"] - mine["log_probs"]).values().abs().max() > 1e-3
+
+
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
     """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
     module, data = model().bfloat16(), batch(temperature=0.7)
@@ -170,11 +206,16 @@ def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone(
                 assert not value[:8].any()
 
 
-def test_a_critics_batch_is_divided_by_verl() -> None:
-    data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_critics_budget_counts_every_token_and_padding(packed: bool) -> None:
+    """Rows of 17, 17, 14 and 12 tokens: 60, padded 68. Packed rows are divided by verl."""
+    data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60, use_remove_padding=packed)
     del data[ours.SEPARATE]
-    parts, _ = ours.by_prefix(data, dp_group=None)
-    assert all(part["input_ids"].values().numel() <= 60 for part in parts)
+    parts, rows = ours.by_prefix(data, dp_group=None)
+    assert sorted(index for part in rows for index in part) == list(range(12))
+    lengths = [part["input_ids"].offsets().diff() for part in parts]
+    assert max(int(n.sum()) for n in lengths) == (60 if packed else 54)
+    assert (max(len(n) * int(n.max()) for n in lengths) > 60) == packed
 
 
 def advantages(signs: list[float]) -> Any:
@@ -199,15 +240,15 @@ def test_rows_without_advantage_are_apart_and_before_the_others() -> None:
 def test_the_budget_holds_where_a_model_shares_no_prefixes(
     attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four rows of 12 to 17 tokens are 60 tokens; with shared prefixes more rows are."""
+    """Three rows of 17 tokens are 51; with shared prefixes 60 tokens are more rows."""
     split = lambda self, data, *_: ours.by_prefix(data, dp_group=None)  # noqa: E731
     monkeypatch.setattr(FSDPEngineWithLMHead, "forward_backward_batch", split)
     engine = made(ours.PrefixTreeEngine, model(attn_implementation=attention))
     data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
     parts, _ = engine.forward_backward_batch(data, print, forward_only=True)
-    tokens = [len(part["input_ids"].values()) for part in parts]
-    assert sum(tokens) == len(data["input_ids"].values())
-    assert (max(tokens) > 80) == (attention == "sdpa")
+    rows = [part["input_ids"].offsets().diff() for part in parts]
+    assert sum(int(n.sum()) for n in rows) == len(data["input_ids"].values())
+    assert (max(len(n) * int(n.max()) for n in rows) > 60) == (attention == "sdpa")
 
 
 def loss_of(**changes: Any) -> Any:
@@ -276,9 +317,10 @@ def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], Non
     "change",
     [
         {},
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        {"layer_types": ["full_attention", "chunked_attention"]},
         {"attention_dropout": 0.1},
         {"is_causal": False},
+        {"use_bidirectional_attention": True},
         {"attn_implementation": "eager"},
     ],
 )
@@ -287,7 +329,7 @@ def test_supported_models(change: dict[str, Any]) -> None:
     dropping, other = model(), model()
     mlp = dropping.model.layers[0].mlp
     mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
-    other.config.model_type = "gemma3_text"
+    other.config.model_type = "gemma2"  # caps its scores, which SDPA does not
     assert not ours.supported(dropping) and not ours.supported(other)
 
 

@@ -18,6 +18,7 @@ from tiny_model import ALPHA, RANK, logits, tuned, untrained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForTokenClassification, Qwen2ForTokenClassification
 from verl.utils import model
 from verl.workers.config.optimizer import FSDPOptimizerConfig
@@ -427,6 +428,37 @@ def test_values_and_gradients_are_those_of_float32(case: tuple) -> None:
     assert ours.grad is not None and exact.grad is not None
     # The gradient is rounded once, to the 8 bits of its dtype.
     torch.testing.assert_close(ours.grad.double(), exact.grad, atol=1e-6, rtol=2**-8)
+
+
+class Largest(TorchDispatchMode):
+    """Records the largest float32 result of an operation, in entries."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+            self.entries = max(self.entries, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_float32_copies_of_a_large_vocabulary_are_bounded(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven rows of 300 fit into 2,300 entries; values and gradients are those of one part."""
+    logits = (torch.arange(count * 300.0) % 7).view(count, 300).bfloat16()
+    results = []
+    for entries in (2**27, 2300):
+        monkeypatch.setattr(patch, "ENTRIES", entries)
+        given = logits.clone().requires_grad_()
+        with Largest() as seen:
+            values = patch.logprobs(given, torch.arange(count))
+            values.sum().backward()
+        assert seen.entries == max(1, 300 * min(count, entries // 300))  # the sum has one
+        results.append((values, given.grad))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.skipif(not WITHOUT, reason="flash-attn is installed: verl takes its kernel")
