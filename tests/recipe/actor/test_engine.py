@@ -24,7 +24,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 import recipe.plugin  # noqa: F401  (as in every process of a run)
 from recipe.actor import engine as ours
 from recipe.actor.prefix_tree import plant
-from recipe.config.shapes import FIELDS
+from recipe.machine.shapes import FIELDS
 from recipe.patches import logprobs
 
 pytestmark = pytest.mark.config
