@@ -140,11 +140,6 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             return super().prepare_model_inputs(micro_batch)
         rows = micro_batch["input_ids"]
         forest = plant([row.tolist() for row in rows.unbind()])
-        inputs = {
-            "input_ids": forest.ids_FL,
-            "attention_mask": forest.sees_F1LL,
-            "position_ids": forest.depth_FL,
-        }
         # As in verl, the label of a row's last token is the next row's first token; that value is
         # never read.
         arguments = {"forest": forest, "labels": rows.values().roll(-1)}
@@ -154,7 +149,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
                 return_inverse=True
             )
             self._watch_head()
-        return inputs, arguments
+        return forest.inputs(), arguments
 
     def _watch_head(self) -> None:
         if self._head is None:
