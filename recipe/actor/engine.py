@@ -19,12 +19,11 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import recipe.patches.cpu.engines  # noqa: F401  (verl's own classes for the device cpu)
-from recipe.actor.prefix_tree import Forest, batches, padded_batches, plant
+from recipe.actor.prefix_tree import FULL, SLIDING, Forest, batches, padded_batches, plant
 from recipe.patches.logprobs import logprobs_of_nodes, parts
 
 # Model types in which tokens interact only through causal attention.
 SUPPORTED = ("gemma", "gemma3_text", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
-FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 # Settings that must be off, with verl's value where the key is absent.
 NOT_PLAIN = {
     "use_remove_padding": True,
@@ -56,15 +55,6 @@ def supported(model: torch.nn.Module) -> bool:
         isinstance(part, torch.nn.Dropout) and part.p > 0 for part in model.modules()
     )
     return bool(known and by_mask and causal and not dropout)
-
-
-def masks(forest: Forest, config: Any) -> Tensor | dict[str, Tensor]:
-    """Return the attention mask, or one for each type of layer if the model has sliding windows."""
-    if SLIDING not in (getattr(config, "layer_types", None) or ()):
-        return forest.sees_F1LL
-    depth = forest.depth_FL[:, None]
-    near = depth[..., None] - depth[..., None, :] < config.sliding_window
-    return {FULL: forest.sees_F1LL, SLIDING: forest.sees_F1LL & near}
 
 
 def is_zero_without_advantage(loss_function: Any) -> bool:
@@ -158,11 +148,6 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             return super().prepare_model_inputs(micro_batch)
         rows = micro_batch["input_ids"]
         forest = plant([row.tolist() for row in rows.unbind()])
-        inputs = {
-            "input_ids": forest.ids_FL,
-            "attention_mask": masks(forest, self.module.config),
-            "position_ids": forest.depth_FL,
-        }
         # As in verl, the label of a row's last token is the next row's first token; that value is
         # never read.
         arguments = {"forest": forest, "labels": rows.values().roll(-1)}
@@ -172,7 +157,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
                 return_inverse=True
             )
             self._watch_head()
-        return inputs, arguments
+        return forest.inputs(self.module.config), arguments
 
     def _watch_head(self) -> None:
         if self._head is None:

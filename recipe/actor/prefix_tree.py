@@ -5,104 +5,143 @@ responses. In a causal model the hidden state of a token depends only on the tok
 node of a prefix tree thus serves all rows that pass through it: the log-probabilities are the same,
 and by the chain rule so is the gradient, the sum over those rows.
 
-Several trees (a forest) share a row of the model's input. Nodes are in depth-first order, so the
-descendants of node j are the places j + 1 ... end_j - 1:
+All nodes are one row of the model's input, divided into blocks of neighboring sequences. Attention
+is computed block by block; a block begins with its own copy of the prefix. Nodes are in depth-first
+order, so the descendants of node j are the places j + 1 ... end_j - 1:
 
-    place i sees place j   iff   j <= i < end_j
+    place i of a block sees its place j   iff   j <= i < end_j
 
-This is the whole attention mask, between trees and within one.
+This is the whole attention mask, between the trees of a block and within one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-# Places of a row. More places share more prefixes, but attention is quadratic in them. For rows of
-# about 120 tokens the cost hardly differs between 320 and 448.
-CAPACITY = 384
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
+# Places of a block at which attention costs as much as all else: 1,100 for SmolLM2-135M.
+REACH = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forest:
-    """F rows of L places; places after the last node of a row are padding."""
+    """A row of N nodes, in blocks."""
 
-    ids_FL: Tensor  # the token of a node
-    depth_FL: Tensor  # its position in its sequences, from 0: the position id
-    sees_F1LL: Tensor  # bool, [f, 0, i, j]: place i attends to place j
-    node_N: Tensor  # for every token of the concatenated sequences: f * L + its place
+    ids_N: Tensor  # the token of a node
+    depth_N: Tensor  # its position in its sequences, from 0: the position id
+    sees: list[Tensor]  # bool, one (1, 1, L, L) for each block: place i attends to place j
+    node_N: Tensor  # (T), for every token of the concatenated sequences: its node
 
+    def inputs(self, config: Any) -> dict[str, Any]:
+        """Return the arguments of a model with `attention`."""
+        slides = SLIDING in (getattr(config, "layer_types", None) or ())
+        first = self.sees[0]  # transformers computes no mask where one of four dimensions is given
+        return {
+            "input_ids": self.ids_N[None],
+            "position_ids": self.depth_N[None],
+            "attention_mask": {FULL: first, SLIDING: first} if slides else first,
+            "blocks": (self.sees, self.near(config.sliding_window) if slides else []),
+        }
 
-@dataclass(slots=True)
-class _Row:
-    """A row under construction, its nodes in depth-first order."""
-
-    ids: list[int] = field(default_factory=list)
-    depth: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    path: list[int] = field(default_factory=list)  # from the root to the last leaf: open nodes
-
-    def shared(self, sequence: Sequence[int]) -> int:
-        """The length of the common prefix of `sequence` and the open path."""
-        length = 0
-        for node, token in zip(self.path, sequence, strict=False):
-            if self.ids[node] != token:
-                break
-            length += 1
-        return length
-
-    def add(self, sequence: Sequence[int], shared: int) -> list[int]:
-        """Append the new tokens of `sequence`; return the places of all its tokens."""
-        self._close(shared)
-        size, new = len(self.ids), len(sequence) - shared
-        self.path += range(size, size + new)
-        self.ids += sequence[shared:]
-        self.depth += range(shared, len(sequence))
-        self.end += [0] * new
-        return list(self.path)
-
-    def _close(self, keep: int) -> None:
-        for node in self.path[keep:]:
-            self.end[node] = len(self.ids)
-        del self.path[keep:]
-
-    def padded(self, length: int) -> tuple[list[int], list[int], list[int]]:
-        """(ids, depth, end), padded with places that attend only to themselves."""
-        self._close(0)
-        size = len(self.ids)
-        rest = length - size
-        ends = list(range(size + 1, length + 1))
-        return self.ids + [0] * rest, self.depth + [0] * rest, self.end + ends
+    def near(self, window: int) -> list[Tensor]:
+        """Return the masks of layers in which a token attends to the last `window` tokens."""
+        depths = self.depth_N.split([mask.shape[-1] for mask in self.sees])
+        return [
+            mask & (depth[:, None] - depth < window)
+            for mask, depth in zip(self.sees, depths, strict=True)
+        ]
 
 
-def plant(sequences: Sequence[Sequence[int]], capacity: int = CAPACITY) -> Forest:
-    """Return the forest of non-empty `sequences`.
+def attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any
+) -> tuple[Tensor, None]:
+    """transformers' sdpa, for each of `blocks`, the masks of a `Forest`, if they are given.
 
-    A row holds at most `capacity` tokens, or as many as the longest sequence has. Sequences are
-    added in lexicographic order, so those with common prefixes are adjacent. A sequence that does
-    not fit into the row starts the next row with a copy of its prefix.
+    One mask for all blocks would be quadratic in the row, and rows of equal length have padding.
     """
-    capacity = max(capacity, max(map(len, sequences)))
-    rows: list[_Row] = [_Row()]
-    where: list[tuple[int, list[int]]] = [(0, [])] * len(sequences)
-    for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
-        sequence = sequences[index]
-        shared = rows[-1].shared(sequence)
-        if len(rows[-1].ids) + len(sequence) - shared > capacity:
-            rows.append(_Row())
-            shared = 0
-        where[index] = (len(rows) - 1, rows[-1].add(sequence, shared))
-    length = max(len(row.ids) for row in rows)
-    ids, depth, end = (torch.tensor(c) for c in zip(*(r.padded(length) for r in rows), strict=True))
-    place = torch.arange(length)
-    earlier = place[None, :] <= place[:, None]
-    within = place[None, :, None] < end[:, None, :]
+    blocks = more.pop("blocks", None)
+    if blocks is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+    full, near = blocks
+    masks = near if more.get("sliding_window") else full
+    sizes = [mask.shape[-1] for mask in masks]
+    parts = zip(*(x.split(sizes, 2) for x in (query, key, value)), masks, strict=True)
+    return torch.cat([sdpa_attention_forward(module, *part, **more)[0] for part in parts], 1), None
+
+
+AttentionInterface.register("sdpa", attention)
+
+
+def in_order(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Return lexicographic order, and how many tokens each begins with as the one before it."""
+    order = sorted(range(len(sequences)), key=lambda i: list(sequences[i]))
+    shared = [0] * len(order)
+    for place, (a, b) in enumerate(pairwise(order), 1):
+        pairs = enumerate(zip(sequences[a], sequences[b], strict=False))
+        least = min(len(sequences[a]), len(sequences[b]))
+        shared[place] = next((i for i, (x, y) in pairs if x != y), least)
+    return order, shared
+
+
+def cheapest(lengths: Sequence[int], shared: Sequence[int], reach: int) -> list[int]:
+    """Return where the blocks of the cheapest division begin; one of L nodes costs L + L^2 / reach.
+
+    Smaller blocks copy more prefixes.
+    """
+    best = [(0.0, 0)]  # cost of the first sequences, and where their last block begins
+    for stop in range(1, len(lengths) + 1):
+        size, least = 0, (float("inf"), 0)
+        for start in reversed(range(stop)):
+            size += lengths[start] - (shared[start + 1] if start + 1 < stop else 0)
+            cost = size + size**2 / reach
+            if cost >= least[0]:  # and so with any earlier start
+                break
+            least = min(least, (best[start][0] + cost, start))
+        best.append(least)
+    begins = [best[-1][1]]
+    while begins[-1]:
+        begins.append(best[begins[-1]][1])
+    return begins[::-1]
+
+
+def plant(sequences: Sequence[Sequence[int]], reach: int = REACH) -> Forest:
+    """Return the forest of non-empty `sequences`."""
+    order, shared = in_order(sequences)
+    begins = set(cheapest([len(sequences[i]) for i in order], shared, reach))
+    ids, depth, end = list[int](), list[int](), list[int]()
+    path, starts = list[int](), list[int]()  # path: nodes from the root to the last leaf
+    where: list[list[int]] = [[]] * len(sequences)
+    for place, index in enumerate(order):
+        keep = shared[place]
+        if place in begins:
+            keep = 0
+            starts.append(len(ids))
+        new = sequences[index][keep:]
+        for node in path[keep:]:
+            end[node] = len(ids)
+        path = path[:keep] + list(range(len(ids), len(ids) + len(new)))
+        ids += new
+        depth += range(keep, keep + len(new))
+        end += [0] * len(new)
+        where[index] = path
+    for node in path:
+        end[node] = len(ids)
+    places, ends = torch.arange(len(ids)), torch.tensor(end)
+    sees = []
+    for start, stop in pairwise([*starts, len(ids)]):
+        i, j = places[start:stop, None], places[None, start:stop]
+        sees.append(((j <= i) & (i < ends[None, start:stop]))[None, None])
     return Forest(
-        ids_FL=ids,
-        depth_FL=depth,
-        sees_F1LL=(earlier & within)[:, None],
-        node_N=torch.tensor([f * length + p for f, places in where for p in places]),
+        ids_N=torch.tensor(ids),
+        depth_N=torch.tensor(depth),
+        sees=sees,
+        node_N=torch.tensor([node for nodes in where for node in nodes]),
     )
 
 
@@ -113,15 +152,13 @@ def batches(sequences: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     order, as in `plant`. A sequence of more than `tokens` tokens is a batch of its own.
     """
     parts: list[list[int]] = []
-    size, last = 0, _Row()
-    for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
-        sequence = sequences[index]
-        shared = last.shared(sequence) if parts else 0
-        if not parts or size + len(sequence) - shared > tokens:
+    size = 0
+    for index, shared in zip(*in_order(sequences), strict=True):
+        new = len(sequences[index]) - shared
+        if not parts or size + new > tokens:
             parts.append([])
-            size, shared, last = 0, 0, _Row()
-        last.add(sequence, shared)
-        size += len(sequence) - shared
+            size, new = 0, len(sequences[index])
+        size += new
         parts[-1].append(index)
     return parts
 

@@ -23,7 +23,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 
 import recipe.plugin  # noqa: F401  (as in every process of a run)
 from recipe.actor import engine as ours
-from recipe.actor.prefix_tree import plant
+from recipe.actor.prefix_tree import cheapest, in_order, plant
 from recipe.machine.shapes import FIELDS
 from recipe.patches import logprobs
 
@@ -91,11 +91,11 @@ def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dic
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("capacity", [1, 30, 400])
+@pytest.mark.parametrize("reach", [1, 60, 10**9])
 def test_values_and_gradients_are_verls(
-    temperature: float, capacity: int, monkeypatch: pytest.MonkeyPatch
+    temperature: float, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ours, "plant", functools.partial(plant, capacity=capacity))
+    monkeypatch.setattr(ours, "plant", functools.partial(plant, reach=reach))
     monkeypatch.setattr(logprobs, "CHUNK", 7)
     module, data = model(), batch(temperature=temperature, calculate_sum_pi_squared=True)
     mine, my_grads = computed(ours.PrefixTreeEngine, module, data)
@@ -138,7 +138,7 @@ def test_every_family_has_verls_values_and_gradients(
         torch.testing.assert_close(a[:-1], b[:-1], atol=2e-6, rtol=0)
     torch.testing.assert_close(my_grads, their_grads, atol=1e-4, rtol=1e-4)
     if changes:
-        monkeypatch.setattr(ours, "masks", lambda forest, _: forest.sees_F1LL)
+        monkeypatch.setattr(ours.Forest, "near", lambda forest, _: forest.sees)
         wrong, _ = computed(ours.PrefixTreeEngine, module, data)
         assert (wrong["log_probs"] - mine["log_probs"]).values().abs().max() > 1e-3
 
@@ -346,48 +346,51 @@ def test_it_is_registered_only_for_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequences", "capacity", "ids", "depth", "sees", "nodes"),
+    ("sequences", "reach", "ids", "depth", "sees", "nodes"),
     [
-        (  # In depth-first order: 5 7 8 9 6.
+        (  # In depth-first order: 5 7 8 9 6. Nothing in common: another block.
             [[5, 7, 9], [6], [5, 7, 8]],
-            8,
-            [[5, 7, 8, 9, 6]],
-            [[0, 1, 2, 2, 0]],
-            [[0], [0, 1], [0, 1, 2], [0, 1, 3], [4]],
+            100,
+            [5, 7, 8, 9, 6],
+            [0, 1, 2, 2, 0],
+            [[[0], [0, 1], [0, 1, 2], [0, 1, 3]], [[0]]],
             [0, 1, 3, 4, 0, 1, 2],
         ),
-        (  # The third does not fit and starts a row with its own copy, followed by padding.
+        (  # One block of 7: 7 + 49/9 = 12.4; of 6 and 3: 15; of 4 and 5: 13.6; of 4, 4 and 3: 15.6.
             [[5, 7, 1, 1], [5, 7, 2, 2], [5, 7, 3]],
-            6,
-            [[5, 7, 1, 1, 2, 2], [5, 7, 3, 0, 0, 0]],
-            [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]],
-            [[0], [0, 1], [0, 1, 2], [3], [4], [5]],
-            [0, 1, 2, 3, 0, 1, 4, 5, 6, 7, 8],
+            9,
+            [5, 7, 1, 1, 2, 2, 3],
+            [0, 1, 2, 3, 2, 3, 2],
+            [[[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5], [0, 1, 6]]],
+            [0, 1, 2, 3, 0, 1, 4, 5, 0, 1, 6],
+        ),
+        (  # The same: 31.5, 24, 22.67 and 24.67. The second block has its own copy of 5 7.
+            [[5, 7, 1, 1], [5, 7, 2, 2], [5, 7, 3]],
+            3,
+            [5, 7, 1, 1, 5, 7, 2, 2, 3],
+            [0, 1, 2, 3, 0, 1, 2, 3, 2],
+            [
+                [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
+                [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4]],
+            ],
+            [0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 8],
         ),
         (  # Equal sequences and prefixes of others take no place.
             [[1, 2, 3], [1, 2], [1, 2, 3]],
-            3,
-            [[1, 2, 3]],
-            [[0, 1, 2]],
-            [[0], [0, 1], [0, 1, 2]],
-            [0, 1, 2, 0, 1, 0, 1, 2],
-        ),
-        (  # A sequence longer than a row makes rows longer.
-            [[1, 2, 3], [4, 5]],
             1,
-            [[1, 2, 3], [4, 5, 0]],
-            [[0, 1, 2], [0, 1, 0]],
-            [[0], [0, 1], [2]],
-            [0, 1, 2, 3, 4],
+            [1, 2, 3],
+            [0, 1, 2],
+            [[[0], [0, 1], [0, 1, 2]]],
+            [0, 1, 2, 0, 1, 0, 1, 2],
         ),
     ],
 )
 def test_a_forest_by_hand(
-    sequences: list, capacity: int, ids: list, depth: list, sees: list, nodes: list
+    sequences: list, reach: int, ids: list, depth: list, sees: list, nodes: list
 ) -> None:
-    forest = plant(sequences, capacity)
-    assert (forest.ids_FL.tolist(), forest.depth_FL.tolist()) == (ids, depth)
-    assert [line.nonzero()[:, 0].tolist() for line in forest.sees_F1LL[-1, 0]] == sees
+    forest = plant(sequences, reach)
+    assert (forest.ids_N.tolist(), forest.depth_N.tolist()) == (ids, depth)
+    assert [[row.nonzero()[:, 0].tolist() for row in b[0, 0]] for b in forest.sees] == sees
     assert forest.node_N.tolist() == nodes
 
 
@@ -401,44 +404,54 @@ def sequences(seed: int, count: int = 24) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize(("seed", "capacity"), itertools.product(range(5), (1, 12, 30, 400)))
-def test_every_token_sees_its_own_sequence_in_order(seed: int, capacity: int) -> None:
+@pytest.mark.parametrize(("seed", "reach"), itertools.product(range(5), (1, 20, 10**9)))
+def test_every_token_sees_its_own_sequence_in_order(seed: int, reach: int) -> None:
     given = sequences(seed)
-    forest = plant(given, capacity)
-    rows, length = forest.ids_FL.shape
+    forest = plant(given, reach)
+    ids, depths = forest.ids_N, forest.depth_N
+    sees = torch.block_diag(*(block[0, 0] for block in forest.sees)).bool()
     nodes = forest.node_N.tolist()
     assert len(nodes) == sum(map(len, given))
     for sequence in given:
         path, nodes = nodes[: len(sequence)], nodes[len(sequence) :]
         for depth, node in enumerate(path):
-            row, place = divmod(node, length)
-            sees = forest.sees_F1LL[row, 0, place].nonzero()[:, 0]
-            assert forest.ids_FL[row, sees].tolist() == sequence[: depth + 1]
-            assert forest.depth_FL[row, sees].tolist() == list(range(depth + 1))
-    # In one row there is one node for each distinct prefix.
-    if capacity == 400:
-        prefixes = {tuple(s[: i + 1]) for s in given for i in range(len(s))}
-        assert rows == 1
-        assert length == len(prefixes)
+            assert ids[sees[node]].tolist() == sequence[: depth + 1]
+            assert depths[sees[node]].tolist() == list(range(depth + 1))
+    prefixes = {tuple(s[: i + 1]) for s in given for i in range(len(s))}
+    assert (len(ids) == len(prefixes)) is (reach == 10**9)
 
 
-@pytest.mark.parametrize("broken", ["", "sees_F1LL", "depth_FL"])
-def test_only_the_right_mask_and_positions_give_the_values_of_single_rows(broken: str) -> None:
-    """Negative controls: a causal mask over the places, and the places as positions.
+def test_the_division_into_blocks_is_the_cheapest() -> None:
+    """Against all 2^7 divisions of eight sequences."""
+    for seed, reach in itertools.product(range(5), (1, 5, 20, 100)):
+        given = sorted(sequences(seed, 8))
+        order, shared = in_order(given)
 
-    The tests above compare the gradients.
-    """
+        def cost(cuts: tuple[int, ...], given: list = given, reach: int = reach) -> float:
+            parts = [given[a:b] for a, b in itertools.pairwise([0, *cuts, 8])]
+            sizes = [len({tuple(s[: i + 1]) for s in p for i in range(len(s))}) for p in parts]
+            return sum(size + size**2 / reach for size in sizes)
+
+        every = (c for n in range(8) for c in itertools.combinations(range(1, 8), n))
+        begins = cheapest([len(given[i]) for i in order], shared, reach)
+        assert cost(tuple(begins[1:])) == pytest.approx(min(map(cost, every)))
+
+
+@pytest.mark.parametrize("reach", [1, 20, 10**9])
+@pytest.mark.parametrize("broken", ["", "sees", "depth_N"])
+def test_only_the_right_mask_and_positions_give_the_values_of_single_rows(
+    broken: str, reach: int
+) -> None:
+    """Negative controls: a causal mask over the places, and the places as positions."""
     model, given = untrained(), sequences(7)
-    forest = plant(given, 400)
-    length = forest.ids_FL.shape[1]
+    forest = plant(given, reach)
     wrong = {
-        "sees_F1LL": torch.ones(length, length, dtype=torch.bool).tril()[None, None],
-        "depth_FL": torch.arange(length)[None],
+        "sees": [torch.ones_like(block).tril() for block in forest.sees],
+        "depth_N": torch.arange(len(forest.ids_N)),
     }
     if broken:
         forest = dataclasses.replace(forest, **{broken: wrong[broken]})
-    masks = {"attention_mask": forest.sees_F1LL, "position_ids": forest.depth_FL}
-    shared = model(input_ids=forest.ids_FL, use_cache=False, **masks).logits.flatten(0, 1)
+    shared = model(**forest.inputs(model.config), use_cache=False).logits[0]
     alone = [model(input_ids=torch.tensor([s]), use_cache=False).logits[0] for s in given]
     difference = (shared[forest.node_N] - torch.cat(alone)).abs().max()
     assert difference > 1e-3 if broken else difference < 1e-6

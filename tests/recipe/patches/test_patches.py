@@ -3,6 +3,8 @@
 import copy
 import importlib.util
 import itertools
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import verl.utils.torch_functional as functional
+from ray import cloudpickle
 from tiny_model import ALPHA, RANK, logits, tuned, untrained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,6 +27,7 @@ from verl.utils import model
 from verl.workers.config.optimizer import FSDPOptimizerConfig
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithValueHead
+from verl.workers.rollout import router
 
 import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
 from recipe.patches import logprobs as patch
@@ -502,3 +506,32 @@ def test_verls_own_is_still_coarse(case: tuple) -> None:
     plain = functional.logprobs_from_logits_v2.__wrapped__(logits, labels)
     assert plain.dtype == torch.bfloat16
     assert (plain.double() - reference(logits, labels)).abs().max() > 0.01
+
+
+# ------------------------------------------------------------------------- imports
+
+
+@pytest.mark.parametrize("plugin", ["none", "auto"])
+def test_without_an_npu_verl_imports_no_vllm_for_ascends_engine(plugin: str) -> None:
+    code = "import sys, verl.checkpoint_engine; print('vllm' in sys.modules)"
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
+    variables["VERL_USE_EXTERNAL_PLUGINS"] = plugin
+    printed = subprocess.check_output([sys.executable, "-c", code], env=variables, text=True)
+    closed = "the gap is closed upstream: delete the patch"
+    assert printed.split()[-1] == str(plugin == "none"), closed if plugin == "none" else ""
+
+
+def test_the_load_balancers_process_needs_no_verl() -> None:
+    """Unpickled where verl cannot be imported, as a control also by its name."""
+    code = (
+        "import sys; sys.modules['verl'] = None; import ray.cloudpickle as p;"
+        "c = p.load(sys.stdin.buffer)({'a': 1}); print(c.acquire_server('r')[0], c.get_status())"
+    )
+    for own in (True, False):
+        if own:
+            cloudpickle.register_pickle_by_value(router)
+        sent = cloudpickle.dumps(router.GlobalRequestLoadBalancer)
+        if own:
+            cloudpickle.unregister_pickle_by_value(router)
+        ran = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True)
+        assert (b"a {'servers': {'a': 1}" in ran.stdout) is own, ran.stderr
