@@ -92,9 +92,6 @@ def unsupported_head(size: int) -> str:
     )
 
 
-# ------------------------------------------------------------------------- what loads
-
-
 class ModelFileError(UserError):
     """A model's files that do not load, or that load unlike those of a run's start model."""
 

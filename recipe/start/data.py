@@ -62,8 +62,6 @@ PROMPTS: list[Check] = [
     ),
 ]
 
-# ------------------------------------------------------------------------- files
-
 
 def maker(path: str) -> str:
     """Return the command that makes a missing model folder or data file."""

@@ -147,9 +147,6 @@ def last_step(config: DictConfig, steps_per_epoch: int) -> int:
     return int(min(steps, epochs * steps_per_epoch))
 
 
-# ------------------------------------------------------------------------- reading
-
-
 def read_questions(s: Setup, path: str, key: str, tokenizer: Any) -> list[Question]:
     """Return the questions of a file; ConfigError if a text of one contains a special token."""
     style, system = s.recipe.augment.style, s.recipe.augment.system
@@ -303,9 +300,6 @@ def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
         for q, more in ((q, (before(q), q.row if rows else None)) for q in questions)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-# ------------------------------------------------------------------------- data sources
 
 
 def weighted(questions: Sequence[Question], weights: Mapping[str, float] | None) -> list[Question]:
