@@ -70,14 +70,12 @@ def their_steps(settings: dict[str, Any], rows: Rows) -> dict[str, Any]:
     generate, trainer._generate_single_turn = trainer._generate_single_turn, timed
     trainer.train()
     log = [line for line in trainer.state.log_history if "reward" in line]
-    lines = [
-        {
-            "timing_s/step": after - before,
-            "timing_s/gen": gen,
-            "response_length/mean": line["completions/mean_length"],
-        }
-        for (before, after), gen, line in zip(pairwise(ends), generation, log, strict=True)
-    ]
+    columns = {
+        "timing_s/step": [after - before for before, after in pairwise(ends)],
+        "timing_s/gen": generation,
+        "response_length/mean": [line["completions/mean_length"] for line in log],
+    }
+    lines = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {"lines": lines, "settings": trainer.args.to_dict()}
 
 
@@ -162,41 +160,29 @@ def peak_memory(seconds: float = 3.0) -> Iterator[list[float]]:
 
 
 def loss_settings(name: str, actor: Any) -> dict[str, Any]:
-    return {
-        "loss_type": name,
-        "scale_rewards": "none" if name == "dr_grpo" else "group",
-        "epsilon": actor["clip_ratio_low"],
-        "epsilon_high": actor["clip_ratio_high"],
-        "delta": actor["clip_ratio_c"],  # verl's dual clip
-        "beta": 0.0,
-        "gradient_checkpointing": False,
-    }
+    """Return TRL's settings of a loss; `delta` is verl's dual clip."""
+    clips = {"epsilon": "low", "epsilon_high": "high", "delta": "c"}
+    made = {theirs: actor[f"clip_ratio_{ours}"] for theirs, ours in clips.items()}
+    scale = "none" if name == "dr_grpo" else "group"
+    return {**made, "loss_type": name, "scale_rewards": scale, "beta": 0.0}
 
 
 def their_settings(config: Any, model: str, batch: int) -> dict[str, Any]:
-    """Return the settings of TRL for the batch, loss and optimizer of a run's configuration."""
+    """Return TRL's settings for a run's batch, loss, optimizer and precision."""
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     responses, optim = config["data"]["train_batch_size"] * rollout["n"], actor["optim"]
-    batch = math.gcd(batch, responses)
-    return {
-        **loss_settings("grpo", actor),
-        "model": model,
-        "model_init_kwargs": {"dtype": "float32", "attn_implementation": "sdpa"},  # as our actor's
-        "bf16": rollout["dtype"] == "bfloat16",
-        "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": responses // batch,
-        "num_generations": rollout["n"],
-        "max_completion_length": rollout["response_length"],
-        "temperature": rollout["temperature"],
-        "shuffle_dataset": False,
-        "max_steps": config["trainer"]["total_training_steps"],
-        "logging_steps": 1,
-        "learning_rate": optim["lr"],
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": optim["lr_warmup_steps"],
-        "weight_decay": optim["weight_decay"],
-        "max_grad_norm": optim["clip_grad"],
+    batch, steps = math.gcd(batch, responses), config["trainer"]["total_training_steps"]
+    made: dict[str, Any] = {
+        "model_init_kwargs": {"dtype": "float32", "attn_implementation": "sdpa"}
     }
+    made |= {"model": model, "bf16": rollout["dtype"] == "bfloat16", "shuffle_dataset": False}
+    made |= {"num_generations": rollout["n"], "temperature": rollout["temperature"]}
+    made |= {"max_completion_length": rollout["response_length"], "gradient_checkpointing": False}
+    made |= {"max_steps": steps, "logging_steps": 1, "per_device_train_batch_size": batch}
+    made |= {"gradient_accumulation_steps": responses // batch, "learning_rate": optim["lr"]}
+    made |= {"lr_scheduler_type": "constant_with_warmup", "weight_decay": optim["weight_decay"]}
+    made |= {"warmup_steps": optim["lr_warmup_steps"], "max_grad_norm": optim["clip_grad"]}
+    return made | loss_settings("grpo", actor)
 
 
 def record(rollouts: Rows, size: int, model: str, small: str) -> list[dict[str, Any]]:
@@ -233,17 +219,13 @@ def batch_of(rows: Rows, advantages: Any) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    ones = [[1] * len(row["response"]) for row in rows]
-    columns: dict[str, Any] = {
-        "input_ids": [row["ids"] + row["response"] for row in rows],
-        "position_ids": [list(range(len(row["ids"] + row["response"]))) for row in rows],
-        "prompts": [row["ids"] for row in rows],
-        "responses": [row["response"] for row in rows],
-        "response_mask": ones,
-        "loss_mask": ones,
-        "old_log_probs": [row["old"] for row in rows],
-        "advantages": [[float(a)] * len(m) for a, m in zip(advantages, ones, strict=True)],
-    }
+    names = {"prompts": "ids", "responses": "response", "old_log_probs": "old"}
+    columns = {name: [row[key] for row in rows] for name, key in names.items()}
+    ids = [row["ids"] + row["response"] for row in rows]
+    ones = [[1] * len(response) for response in columns["responses"]]
+    columns |= {"input_ids": ids, "position_ids": [list(range(len(row))) for row in ids]}
+    columns |= {"response_mask": ones, "loss_mask": ones}
+    columns["advantages"] = [[float(a)] * len(m) for a, m in zip(advantages, ones, strict=True)]
     nested = functools.partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     made = {k: nested([torch.tensor(part) for part in v]) for k, v in columns.items()}
     data = TensorDict(made, batch_size=len(rows))
@@ -266,14 +248,9 @@ def our_gradients(configs: Mapping[str, Any], rows: Rows) -> dict[str, dict[str,
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     actors = {n: omega_conf_to_dataclass(c.actor_rollout_ref.actor) for n, c in configs.items()}
     actor, model = actors["grpo"], omega_conf_to_dataclass(configs["grpo"].actor_rollout_ref.model)
-    engine = EngineRegistry.new(
-        model_type="language_model",
-        backend=actor.strategy,
-        model_config=model,
-        engine_config=actor.engine,
-        optimizer_config=actor.optim,
-        checkpoint_config=actor.checkpoint,
-    )
+    parts = {"optimizer_config": actor.optim, "checkpoint_config": actor.checkpoint}
+    parts |= {"model_config": model, "engine_config": actor.engine}
+    engine = EngineRegistry.new("language_model", actor.strategy, **parts)
     engine.initialize()
     scores, groups = ([row[name] for row in rows] for name in ("score", "group"))
     made = {}
@@ -343,14 +320,14 @@ def compare(model: str, out: Path, batch: int, peaks: Sequence[float]) -> None:
     rollouts = [json.loads(x) for f in files for x in f.read_text(encoding="utf-8").splitlines()]
     recorded = record(rollouts, size, model, small)
     settings = their_settings(config, model, batch) | {"output_dir": str(out / "trl")}
-    same = {k: settings[k] for k in ("output_dir", "num_generations", "max_completion_length")}
-    same |= {"model": small, "bf16": False, "per_device_train_batch_size": len(recorded)}
+    same = {"model": small, "bf16": False, "per_device_train_batch_size": len(recorded)}
+    same |= {"gradient_accumulation_steps": 1, "max_steps": 1}
     own = ["machine=cpu", f"recipe.model_path={small}", "actor_rollout_ref.rollout.dtype=float32"]
     configs = {name: compose_config("smollm2", [f"method={name}", *own]) for name in LOSSES}
     losses = {n: loss_settings(n, c.actor_rollout_ref.actor) for n, c in configs.items()}
     rows = [{"prompt": row["prompt"], "gold": row["gold"][0]} for row in rollouts[::size]]
     given = {"settings": settings, "rows": rows, "recorded": recorded}
-    given["losses"] = {name: same | loss for name, loss in losses.items()}
+    given["losses"] = {name: settings | same | loss for name, loss in losses.items()}
     (out / "given.json").write_text(json.dumps(given), encoding="utf-8")
     command = [environment(out.parent / TRL, ROOT / "requirements/cpu.txt"), __file__, out]
     with peak_memory() as theirs:
