@@ -175,6 +175,29 @@ def model(parser: ArgumentParser, arguments: Sequence[str]) -> None:
         print(f"| {part} | {size} | {rates} | {reached / best[part]:.0%} |")
 
 
+def peer(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """GRPO steps on a CPU here and with TRL, and the gradient of one update in both.
+
+    TRL runs in an environment of its own, beside --out, on the same questions. TRL has no vLLM on a
+    CPU. Prints both configurations. See bench_peer.py.
+    """
+    parser.add_argument("--model", required=True, help="a folder")
+    parser.add_argument("--data", required=True, help="a .parquet of questions")
+    parser.add_argument("--steps", type=int, default=5, help="of each; the median counts")
+    parser.add_argument("--batch", type=int, default=32, help="responses of TRL's micro-batch")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_peer"), help="a new folder")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the training")
+    given = parser.parse_intermixed_args(arguments)
+    import bench_peer
+
+    given.out.mkdir(parents=True)
+    settings = [f"data.{key}=[{given.data}]" for key in ("train_files", "val_files")]
+    settings += ["method=grpo", f"recipe.model_path={given.model}", *given.overrides]
+    with bench_peer.peak_memory() as peaks:
+        train("smollm2", given.out / "ours", given.steps, settings)
+    bench_peer.compare(given.model, given.out, given.batch, peaks)
+
+
 # ------------------------------------------------------------------------- attention
 
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000}
@@ -472,6 +495,7 @@ BENCHMARKS: dict[str, tuple[Callable[[ArgumentParser, Sequence[str]], None], str
     "step": (step, "--steps 6"),
     "model": (model, "--model models/smollm2-warm --data data/smollm2/train.parquet"),
     "attention": (attention, "--attention sdpa torch_varlen --tokens 4096 8192 16384"),
+    "peer": (peer, "--model models/smollm2-warm --data data/smollm2/train.parquet"),
     "trainer": (trainer, "--responses 2048 --steps 3"),
     "grading": (grading, "--corpus completions --extraction last_number"),
 }

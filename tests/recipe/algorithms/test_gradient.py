@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_peer import gradient_lines
 from torch import nn
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
@@ -215,3 +216,17 @@ def test_the_update_is_the_papers(name: str, mode: str, optimizer: Callable[...,
     # All three clips are active: otherwise this test would not cover them.
     assert metrics["actor/pg_clipfrac"] > 0.05
     assert metrics["actor/pg_clipfrac_lower"] > 0.01
+
+
+@pytest.mark.parametrize(("factor", "equal"), [(1 + 1e-7, True), (-1.0, False), (1.001, False)])
+def test_a_peers_gradient_with_another_sign_or_normalizer_differs(
+    factor: float, equal: bool
+) -> None:
+    """`scripts/bench.py peer`: |(3, -4) - (4, 3)| / |(4, 3)| is sqrt(2)."""
+    ours = {"grpo": {"w": torch.tensor([3.0, -4.0])}, "dapo": {"w": torch.tensor([4.0, 3.0])}}
+    theirs = {name: {"w": gradient["w"] * factor} for name, gradient in ours.items()}
+    lines, as_expected = gradient_lines(ours, theirs)
+    assert as_expected == equal
+    assert factor < 0 or lines[2].endswith("| 1.4e+00 |")
+    with pytest.raises(KeyError):
+        gradient_lines(ours, {"grpo": {"v": ours["grpo"]["w"]}})
