@@ -305,12 +305,12 @@ def time_lines(ours: Rows, theirs: Rows, peaks: Sequence[float]) -> list[str]:
 def compare(model: str, out: Path, batch: int, peaks: Sequence[float]) -> None:
     """Train with TRL on the questions of the run `out`/ours; print settings, times, gradients."""
     import torch
+    from recipe.run.environment import set_defaults
+    from recipe.run.host import ROOT
 
     from prompt_aug.base.errors import UserError
     from recipe.config.compose import compose_config
-    from recipe.run.environment import set_defaults
     from recipe.run.folder import RunFolder, read_config, read_metrics
-    from recipe.run.host import ROOT
 
     plain = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "PYTHONPATH": ""}
     set_defaults(cpu=True)
