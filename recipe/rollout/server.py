@@ -71,9 +71,6 @@ def replicas() -> Any:
 
     # verl's class name, which Ray uses in log lines and process titles.
     server = ray.remote(type("vLLMHttpServer", (Grouping, Closed, vLLMHttpServer), {}))
-    # A handle carries the annotations of all methods, for which every holder would import verl.
-    for parameters in server.__ray_metadata__.method_meta.signatures.values():
-        parameters[:] = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
 
     def replica(*args: Any, **kwargs: Any) -> Any:
         made = vLLMReplica(*args, **kwargs)

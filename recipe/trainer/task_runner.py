@@ -5,7 +5,6 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
-from ray import cloudpickle
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from recipe.rollout import server
@@ -23,14 +22,10 @@ class RecipeTaskRunner(_Runner):
     """
 
     def run(self, config: DictConfig) -> None:
-        from verl.workers.rollout import router
-
         import recipe.trainer.asynchronous  # noqa: F401
 
         progress.reached(Path(config.recipe.run_dir), "trainer process started")
         server.register()
-        # The load balancer's class itself, so that its process need not import verl.
-        cloudpickle.register_pickle_by_value(router)
         # Before verl's run, whose tq.init silently joins an existing queue.
         refuse_shared_queue()
         super().run(config)

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import verl.utils.torch_functional as functional
-from ray import cloudpickle
 from tiny_model import ALPHA, RANK, logits, tuned, untrained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,7 +26,6 @@ from verl.utils import model
 from verl.workers.config.optimizer import FSDPOptimizerConfig
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithValueHead
-from verl.workers.rollout import router
 
 import recipe.plugin  # noqa: F401  (the hook, as in every process of a run)
 from recipe.patches import logprobs as patch
@@ -519,19 +517,3 @@ def test_without_an_npu_verl_imports_no_vllm_for_ascends_engine(plugin: str) -> 
     printed = subprocess.check_output([sys.executable, "-c", code], env=variables, text=True)
     closed = "the gap is closed upstream: delete the patch"
     assert printed.split()[-1] == str(plugin == "none"), closed if plugin == "none" else ""
-
-
-def test_the_load_balancers_process_needs_no_verl() -> None:
-    """Unpickled where verl cannot be imported, as a control also by its name."""
-    code = (
-        "import sys; sys.modules['verl'] = None; import ray.cloudpickle as p;"
-        "c = p.load(sys.stdin.buffer)({'a': 1}); print(c.acquire_server('r')[0], c.get_status())"
-    )
-    for own in (True, False):
-        if own:
-            cloudpickle.register_pickle_by_value(router)
-        sent = cloudpickle.dumps(router.GlobalRequestLoadBalancer)
-        if own:
-            cloudpickle.unregister_pickle_by_value(router)
-        ran = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True)
-        assert (b"a {'servers': {'a': 1}" in ran.stdout) is own, ran.stderr
