@@ -26,9 +26,6 @@ COMMON = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",  # what workers print goes into a file
-    # Ray starts a process per core in advance, without our variables: none of them is ever used.
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_worker_prestart": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HYDRA_FULL_ERROR": "1",
     # FlashInfer's sampler is compiled at its first use, with nvcc; a seed needs vLLM's own anyway.

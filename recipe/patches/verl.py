@@ -1,9 +1,7 @@
 """Patches of verl 0.9.1 for every process; each function states the gap that it closes."""
 
 import functools
-import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -14,20 +12,6 @@ import wrapt
 from recipe.machine.environment import RUN_ID
 
 NAME = "/rl-colocate-zmq-"
-ASCEND = "verl.checkpoint_engine.hccl_checkpoint_engine"
-
-
-def skip_ascend() -> None:
-    """Let verl's optional import of its engine for Ascend fail at once on other machines.
-
-    The module imports vLLM, and half of torch's compiler with it, before it finds out that there is
-    no NPU: 0.8 CPU seconds of each rollout worker. verl catches the error as before.
-    """
-    if importlib.util.find_spec("torch_npu") is None:
-        sys.modules.setdefault(ASCEND, None)  # type: ignore[arg-type]
-
-
-skip_ascend()
 
 
 @wrapt.when_imported("verl.utils.model")

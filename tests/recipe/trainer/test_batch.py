@@ -120,6 +120,7 @@ SETTINGS = {  # not columns: verl's trainer and workers set them beside the rows
     *("no_lora_adapter", "update_lr_scheduler", "batch_num_tokens", "dp_size"),
     *("global_batch_size", "max_token_len_per_gpu", "micro_batch_size_per_gpu"),
     *("indices", "max_response_len", "max_seq_len", "use_dynamic_bsz"),
+    "use_remove_padding",
     *("calculate_entropy", "calculate_sum_pi_squared"),
 }
 NOT_OURS = {  # columns, of what this project does not train
