@@ -298,18 +298,18 @@ def time_lines(ours: Rows, theirs: Rows, peaks: Sequence[float]) -> list[str]:
             f"{ratio:.2f} ({min(others) / max(mine):.2f} to {max(others) / min(mine):.2f})"
         )
         lines.append(f"| {name}{less and f' - {less}'} | {' | '.join(cells)} |")
-    mine, others = peaks
-    return [*lines, f"| peak memory, GiB | {mine:.1f} | {others:.1f} | {others / mine:.2f} |"]
+    own, its = peaks
+    return [*lines, f"| peak memory, GiB | {own:.1f} | {its:.1f} | {its / own:.2f} |"]
 
 
 def compare(model: str, out: Path, batch: int, peaks: Sequence[float]) -> None:
     """Train with TRL on the questions of the run `out`/ours; print settings, times, gradients."""
     import torch
-    from recipe.run.environment import set_defaults
-    from recipe.run.host import ROOT
 
     from prompt_aug.base.errors import UserError
     from recipe.config.compose import compose_config
+    from recipe.machine.environment import set_defaults
+    from recipe.machine.host import ROOT
     from recipe.run.folder import RunFolder, read_config, read_metrics
 
     plain = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "PYTHONPATH": ""}
@@ -329,9 +329,9 @@ def compare(model: str, out: Path, batch: int, peaks: Sequence[float]) -> None:
     given = {"settings": settings, "rows": rows, "recorded": recorded}
     given["losses"] = {name: settings | same | loss for name, loss in losses.items()}
     (out / "given.json").write_text(json.dumps(given), encoding="utf-8")
-    command = [environment(out.parent / TRL, ROOT / "requirements/cpu.txt"), __file__, out]
+    python = environment(out.parent / TRL, ROOT / "requirements/cpu.txt")
     with peak_memory() as theirs:
-        subprocess.run(command, check=True, env=plain)
+        subprocess.run([python, __file__, out], check=True, env=plain)
     measured = json.loads((out / "trl.json").read_text(encoding="utf-8"))
     print(run.config.read_text(encoding="utf-8"), json.dumps(measured["settings"], indent=1))
     peaks = [peaks[-1], theirs[-1]]
