@@ -217,6 +217,11 @@ def micro_batches(s: Setup) -> Iterator[str]:
 SIZES: list[Check] = [engine_gpus, actor_rows, sequence_parallelism, micro_batches]
 SIZES += [
     Rule(
+        f"{A}.use_dynamic_bsz {R}.log_prob_use_dynamic_bsz",
+        lambda s: s.actor.use_dynamic_bsz != s.rollout.log_prob_use_dynamic_bsz,
+        "verl divides both passes of an actor in one way. Set only the first: the other follows.",
+    ),
+    Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,
         "the batch is not a multiple of the mini-batch (both in questions). Set "

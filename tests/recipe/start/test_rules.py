@@ -146,6 +146,7 @@ REFUSED += [  # verl and its engines
     ),
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
     ("{R}.val_kwargs.n=8", "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=0"),
+    ("{R}.log_prob_use_dynamic_bsz=true", "{A}.use_dynamic_bsz {R}.log_prob_use_dynamic_bsz"),
     ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator=rloo recipe.advantage.name"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
     (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
