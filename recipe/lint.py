@@ -266,6 +266,12 @@ def skipped(name: str, settings: Sequence[Setting]) -> str | None:
     return None
 
 
+def is_section(x: Setting, root: str) -> bool:
+    """Return True for a value of a section whose keys are known."""
+    known = x.key in known_keys(root) and x.key not in default_values(root)
+    return known and not is_open(x.key) and x.value is not UNKNOWN and x.value not in ({}, None)
+
+
 def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> Iterator[str]:
     """Yield the findings about settings that belong together; `only_keys`: not of their effects."""
     keys, config = known_keys(root), OmegaConf.create(base(root))
@@ -282,7 +288,7 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
                 yield x.message(unknown_key(x.key, root))
         elif x.prefix == "+" and defaults.get(x.key) is not None:
             yield x.message("the key exists, and hydra adds only new ones. Write it without +.")
-        elif x.value is not UNKNOWN and x.value and x.key not in defaults and not is_open(x.key):
+        elif is_section(x, root):
             yield x.message("a section of keys, not a value. Set the keys in it.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))

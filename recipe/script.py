@@ -23,6 +23,7 @@ BRANCHES = (
     "if_statement", "case_statement", "list", "function_definition",
     "for_statement", "c_style_for_statement", "while_statement",
 )  # fmt: skip
+REPEATS = BRANCHES[3:]
 CLAUSES = ("elif_clause", "else_clause", "case_item")
 EXPANSIONS = ("simple_expansion", "expansion")
 ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
@@ -112,6 +113,10 @@ class Reader:
 
         self.parser, self.script, self.first = Parser(Language(language())), script, 1
         self.found: list[Command] = []
+        self.repeats = (
+            0  # loops and functions around a node: what is in them runs with other values
+        )
+        self.uneven: set[str] = set()  # arrays whose length depends on a branch
         before = {name: [Word(0, text)] for name, text in {**environment, **given}.items()}
         self.given = frozenset(given)
         self.values: ChainMap[str, list[Word]] = ChainMap({**before, "@": []})
@@ -154,11 +159,13 @@ class Reader:
     def branch(self, node: Any) -> None:
         """Read each branch from the same values, and merge what they leave."""
         test = body.prev_named_sibling if (body := node.child_by_field_name("body")) else None
-        if test and node.children[0].type == "while" and self.holds(test) is False:
+        once = not self.repeats and not self.script.search(source_of(node))
+        if test and node.children[0].type == "while" and once and self.holds(test) is False:
             return
         if variable := node.child_by_field_name("variable"):
             self.values[source_of(variable)] = [Word(0, unknown())]
         before, results = self.values, [self.values]  # no branch may apply
+        self.repeats += (repeats := node.type in REPEATS)
         for child in node.children:
             if len(results) == 1 or child.type in CLAUSES:
                 results.append(before.new_child())
@@ -167,11 +174,13 @@ class Reader:
                     self.values["@"] = [Word(0, unknown())]
             self.visit(child)
         self.values = before
+        self.repeats -= repeats
         names = {name for result in results[1:] for name in result.maps[0]} - self.given
         if node.type == "function_definition":
             names -= {"@", *LOCAL.findall(source_of(node))}
         for name in names:
             options = [result.get(name, []) for result in results]
+            self.uneven |= {name} if len({*map(len, options)}) > 1 else set()
             words = [*dict.fromkeys(word for option in options for word in option)][:MOST]
             sure = [all(word in option for option in options) for word in words]
             before[name] = [Word(*word[:2], both) for word, both in zip(words, sure, strict=True)]
@@ -184,7 +193,7 @@ class Reader:
                 return None
             if holds:
                 return [x for x in clause.children if x.type not in CLAUSES]
-        return []
+        return None if self.script.search(source_of(node)) else []
 
     def holds(self, node: Any) -> bool | None:
         """Return the result of a test of known texts or integers, None of another or unknown."""
@@ -197,7 +206,11 @@ class Reader:
             return None
         if len(texts) == 1 and name in ("-z", "-n"):
             return (texts[0] == "") == (name == "-z")
-        if name in COMPARE and all(INTEGER.fullmatch(str(text)) for text in texts):
+        if (
+            name in COMPARE
+            and not self.repeats
+            and all(INTEGER.fullmatch(str(text)) for text in texts)
+        ):
             return COMPARE[name](*(int(str(text)) for text in texts))
         compares = len(texts) == 2 and sign.type != "test_operator" and "*" not in str(texts[1])
         return (texts[0] == texts[1]) == (name != "!=") if compares else None
@@ -238,6 +251,7 @@ class Reader:
         if node.type == "unset_command":
             for child in (x for x in node.named_children if x.type == "variable_name"):
                 self.put(source_of(child), [])
+            self.forget(re.findall(r"\w+\[", source_of(node)))  # an entry of an array
         elif node.type in SUMS and re.match(r"\$?\(\(", source_of(node)):
             self.forget(SETS.findall(source_of(node)))
 
@@ -319,15 +333,21 @@ class Reader:
                 self.values[name] = found
         elif not found and name in self.values:  # an empty array
             return []
-        # An argument of the script has the name of the variable that takes it.
-        texts = (re.sub(rf"{OPEN}\d*{OPEN}", unknown(name), word.text) for word in found)
+
+        def argument(match: re.Match[str]) -> str:
+            """Name an argument of the script after the variable that takes it."""
+            return match[0] if match[1].strip("0123456789") else unknown(name)
+
+        texts = (re.sub(f"{OPEN}(.*?){OPEN}", argument, word.text) for word in found)
         named = [w._replace(line=w.line or line, text=t) for w, t in zip(found, texts, strict=True)]
         return named or [Word(line, unknown(name))]
 
     def length(self, name: str) -> str:
         """Return the number of words of an array, or of the arguments ``@``."""
         words = self.values.get(name)
-        if words is None or any(OPEN in word.text or not word.sure for word in words):
+        if words is None or name in self.uneven:
+            return unknown(name.strip("@"))
+        if any({OPEN, "*", "?"} & {*word.text} or not word.sure for word in words):
             return unknown(name.strip("@"))
         return str(len(words))
 

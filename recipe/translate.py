@@ -22,11 +22,11 @@ from prompt_aug.base.files import sha256, write_text
 from prompt_aug.typed import as_list, shown
 from recipe import lint
 from recipe.config import show
-from recipe.config.base import CONFIG, default_values, flat, is_in, known_keys
+from recipe.config.base import CONFIG, ROOT, default_values, flat, is_in, known_keys
 from recipe.config.compose import is_open, one_line, parsed, with_plus
 from recipe.config.verl import MODEL, MOVED, REF, A, R, off_switch, row_of, unknown_key, why_fixed
 from recipe.errors import ConfigError
-from recipe.lint import UNKNOWN, VERL, Launch, Setting
+from recipe.lint import UNKNOWN, VERL, Launch, Setting, is_section
 from recipe.script import OPEN, unknown_names
 
 SCRIPT = CONFIG / "script.yaml"
@@ -228,7 +228,7 @@ def by_row(x: Setting, limit: int) -> Verdict:
         row, refuses = None if is_default else text, x.value not in allowed
         if refuses and row and row.startswith("replaced: "):
             row = f"only {', '.join(map(shown, allowed))}: {text.removeprefix('replaced: ')}"
-    elif row is None and x.key in known_keys() - default_values().keys():
+    elif row is None and is_section(x, ROOT):
         return Verdict("stop", "a section of keys, not a value")
     elif row is None and not is_default:
         row = why_fixed(x.key) if known else row_of(x.key, MOVED) or unknown_key(x.key)

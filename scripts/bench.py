@@ -190,6 +190,8 @@ def peer(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     given = parser.parse_intermixed_args(arguments)
     import bench_peer
 
+    if given.out.exists():
+        parser.error(f"--out {given.out}: exists. Name a new folder.")
     given.out.mkdir(parents=True)
     settings = [f"data.{key}=[{given.data}]" for key in ("train_files", "val_files")]
     settings += ["method=grpo", f"recipe.model_path={given.model}", *given.overrides]

@@ -254,7 +254,7 @@ READMES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.rglob("README.md"))]
 def trainings(text: str) -> list[tuple[str, ...]]:
     """Return example and overrides of the training commands in fenced blocks.
 
-    Not those of the short form with --model, which tests/recipe/test_sizes.py expands.
+    Not those of the short form with --model, which tests/recipe/machine/test_sizes.py expands.
     """
     result = [command_of(line) for line in fenced_lines(text) if SHOWN.search(line)]
     commands = [

@@ -192,6 +192,9 @@ def check_paths(options: argparse.Namespace) -> None:
 def choose(options: argparse.Namespace) -> tuple[str, Preset]:
     """Return (name of the data set, what to read): the preset with the options' changes."""
     presets, (source, config) = load_presets(), split_config(options.source)
+    known, colon, named = source.partition(":")
+    if colon and known in presets:
+        source, config = known, named
     by_hub = {preset.hub: name for name, preset in presets.items() if not Path(source).exists()}
     name = options.preset or by_hub.get(source, source if source in presets else None)
     if name is not None and name not in presets:

@@ -20,7 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import recipe.patches.cpu.engines  # noqa: F401  (verl's own classes for the device cpu)
 from recipe.actor.prefix_tree import FULL, SLIDING, Forest, batches, padded_batches, plant
-from recipe.patches.logprobs import logprobs_of_nodes, parts
+from recipe.patches.logprobs import logprobs_of_nodes, part_size
 
 # Model types in which tokens interact only through causal attention.
 SUPPORTED = ("gemma", "gemma3_text", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
@@ -203,7 +203,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         for name, function in STATISTICS.items():
             if tu.get_non_tensor_data(micro_batch, f"calculate_{name}", False):
                 # A part at a time: the softmax of all would be two more copies of the logits.
-                of_nodes = torch.cat([function(logits[rows]) for rows in parts(logits)])
+                of_nodes = torch.cat([function(part) for part in logits.split(part_size(logits))])
                 values[name] = of_nodes.gather(0, node)
         if token is not None:  # values of the prompts are not read
             values = {

@@ -35,7 +35,7 @@ from recipe.config.verl import (
 )
 from recipe.errors import ConfigError
 from recipe.machine import host
-from recipe.machine.sizes import set_sizes
+from recipe.machine.sizes import READ, set_sizes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Keyword arguments of a function, whose signature `recipe.algorithms.registry` checks, and mappings
@@ -146,9 +146,7 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
             raise ConfigError(wrong["model_engine"])  # others lack FSDP's keys
         _check_keys(config, folder, given)
         _name_one_model(config, given)
-        names = ("max_prompt_length", "max_response_length")
-        lengths = {f"data.{name}": config.data[name] for name in names}
-        if wrong := wrong_values(lengths):  # the sizes follow from them
+        if wrong := wrong_values({key: OmegaConf.select(config, key) for key in READ}):
             raise ConfigError("\n".join(wrong.values()))
         set_sizes(config)
         _set_correction(config)

@@ -23,6 +23,13 @@ LARGE = 50_000_000  # parameters from which bfloat16 is faster on processors tha
 TOKENS = 2048  # of a micro-batch: more are not faster
 ENGINE = "actor_rollout_ref.rollout"
 BUDGET = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+READ = (  # keys from which sizes follow
+    "recipe.model_path",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{ENGINE}.max_num_seqs",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+)
 
 
 def longest(config: DictConfig) -> int:

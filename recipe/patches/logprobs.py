@@ -19,10 +19,15 @@ CHUNK = 1024  # tokens at a time: 1024 x 151,936 logits in float32 are 0.6 GB
 ENTRIES = 2**22  # logits at a time on a CPU: 16 MB, which its cache holds
 
 
-def parts(logits: torch.Tensor) -> Iterator[slice]:
-    """Yield slices of the rows of (N, V) logits that are computed at a time."""
+def part_size(logits: torch.Tensor) -> int:
+    """Return the rows of (N, V) logits that are computed at a time."""
     fitting = ENTRIES // logits.shape[-1] if logits.device.type == "cpu" else CHUNK
-    size = max(1, min(CHUNK, fitting))
+    return max(1, min(CHUNK, fitting))
+
+
+def parts(logits: torch.Tensor) -> Iterator[slice]:
+    """Yield slices of these rows. With autograd each would have a gradient of (N, V)."""
+    size = part_size(logits)
     yield from (slice(start, start + size) for start in range(0, max(1, len(logits)), size))
 
 

@@ -39,8 +39,8 @@ def validate(s: Setup) -> None:
     """Reject a configuration that cannot run or would silently run something else.
 
     Reads only the bank of templates and the user's modules, and changes nothing. Raises ConfigError
-    with every problem, one a line. Call it again after each change of a configuration that
-    `compose_config` returned.
+    with every problem, one a line. Call it with a new Setup after each change of a configuration
+    that `compose_config` returned.
     """
     check_types(s.config)
     refuse([check for checks in SETTINGS.values() for check in checks], s)

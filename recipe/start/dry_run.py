@@ -40,7 +40,7 @@ from recipe.run import checkpoints as saved_checkpoints
 from recipe.run.folder import read_metrics
 from recipe.start.attention import planned
 from recipe.start.data import limited, load_tokenizer
-from recipe.start.engine import actor_rows, engine_gpus, micro_batches
+from recipe.start.engine import actor_rows, engine_gpus, layers, micro_batches
 from recipe.start.machine import GIB, numbers
 from recipe.start.questions import prepare_data
 from recipe.start.rules import Setup, refuse
@@ -55,6 +55,11 @@ def on_gpus(config: DictConfig, gpus: int | None, gpu: str | None) -> None:
         raise UsageError("--gpus and --gpu: no effect with machine=cpu. Leave it out.")
     if gpu and gpu not in GPUS:
         raise UsageError(f"--gpu={gpu}: unknown. Known are {', '.join(GPUS)}.")
+    if gpus and gpus <= (own := own_gpus(config)):
+        raise UsageError(
+            f"--gpus={gpus}: the engines alone have {own} (actor_rollout_ref.rollout.nnodes x "
+            "n_gpus_per_node). Set more."
+        )
     if gpus:
         config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, gpus - own_gpus(config)
 
@@ -69,7 +74,7 @@ def estimate(s: Setup, *, needed: bool) -> str:
     shape = find(s.recipe.model_path or "") if s.trainer.device == "cuda" else None
     if shape is None:
         return ""
-    refuse([engine_gpus, actor_rows, micro_batches], s)
+    refuse([layers, engine_gpus, actor_rows, micro_batches], s)
     gpus = s.gpus + own_gpus(s.config)
     name, gpu, _ = gpu_of(s.gpu, here=s.here)
     e = Estimate(replace(numbers(s, shape), gpus=gpus, engine_gpus=gpus), gpu)

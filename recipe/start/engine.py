@@ -222,6 +222,14 @@ SIZES += [
         "verl divides both passes of an actor in one way. Set only the first: the other follows.",
     ),
     Rule(
+        f"{A}.use_dynamic_bsz {REF}.log_prob_use_dynamic_bsz",
+        lambda s: (
+            (s.actor.use_kl_loss or s.algorithm.use_kl_in_reward)
+            and s.actor.use_dynamic_bsz != s.ref.log_prob_use_dynamic_bsz
+        ),
+        "the sizes of the other way are not read. Set only the first: the other follows.",
+    ),
+    Rule(
         f"data.train_batch_size {A}.ppo_mini_batch_size",
         lambda s: s.batch % s.mini,
         "the batch is not a multiple of the mini-batch (both in questions). Set "

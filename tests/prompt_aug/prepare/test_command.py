@@ -232,7 +232,7 @@ GSM8K, OPENR1 = "openai/gsm8k", "open-r1/OpenR1-Math-220k"
     ("source", "repository", "config", "name", "answer"),
     [
         *((source, GSM8K, "main", "gsm8k", "2") for source in ("gsm8k", GSM8K, f"{GSM8K}:main")),
-        (f"{GSM8K}:socratic", GSM8K, "socratic", "gsm8k", "2"),
+        *((f"{x}:socratic", GSM8K, "socratic", "gsm8k", "2") for x in ("gsm8k", GSM8K)),
         (OPENR1, OPENR1, "default", "openr1-math", "1 #### 2"),
     ],
 )

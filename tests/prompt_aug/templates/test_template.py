@@ -88,8 +88,8 @@ def test_a_users_bank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "1 templates, valid" in shown
 
 
-def test_the_readme_runs() -> None:
-    readme = Path(prompt_aug.__file__).with_name("README.md")
-    result = doctest.testfile(str(readme), module_relative=False)
-    assert result.attempted >= 9
-    assert result.failed == 0
+@pytest.mark.parametrize(("page", "least"), [("README.md", 9), ("rephrase/README.md", 2)])
+def test_the_examples_of_a_page_run(page: str, least: int) -> None:
+    path = Path(prompt_aug.__file__).parent / page
+    result = doctest.testfile(str(path), module_relative=False)
+    assert result.attempted >= least and result.failed == 0

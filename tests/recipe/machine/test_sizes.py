@@ -480,11 +480,11 @@ def test_a_dry_run_begins_with_the_estimate(
     # (0.6 x 139.8 GiB - 4 GiB - 3.087 GB) / 28,672 / 1,736 tokens; 1,024 responses, 256 at once
     said, _ = printed("prompt_aug", "--gpus", "1", "--gpu", "h200-141")
     assert "in 4 waves, 1 with max_num_seqs=1661\n" in said
-    assert "trainer.n_gpus_per_node=0: " in printed(*longest, *separate, "--gpus", "8")[1]
     assert "its shape is unknown" in printed("toy", "recipe.model_path=a/b", "--gpus", "1")[1]
     for words, named in (
         (("dapo", "--gpu", "h1000"), "--gpu=h1000"),
         (("dapo", "--gpus", "0"), "--gpus=0"),
+        ((*longest, *separate, "--gpus", "8"), "--gpus=8: "),
         (("toy", "machine=cpu", "--gpus", "2"), "machine=cpu"),
     ):
         assert named in printed(*words, code=2)[1]

@@ -502,6 +502,3 @@ def test_verls_own_is_still_coarse(case: tuple) -> None:
     plain = functional.logprobs_from_logits_v2.__wrapped__(logits, labels)
     assert plain.dtype == torch.bfloat16
     assert (plain.double() - reference(logits, labels)).abs().max() > 0.01
-
-
-# ------------------------------------------------------------------------- imports

@@ -519,7 +519,7 @@ def test_the_disk_holds_the_first_checkpoint(config: Any, monkeypatch: pytest.Mo
         changes = f"trainer.save_freq={every} trainer.default_local_dir={saves}"
         return bool(list(room(changed(config, MATH_1B, changes))))
 
-    # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/test_sizes.py
+    # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/machine/test_sizes.py
     assert refused(18.4e9, 10) and not refused(18.6e9, 10)
     assert refused(1e9, -1)  # logs
     saves.mkdir(parents=True)

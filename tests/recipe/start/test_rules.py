@@ -146,6 +146,7 @@ REFUSED += [  # verl and its engines
     ),
     (f"{PCL} critic.grad_clip=0.1", "critic.grad_clip=0.1 critic.optim.clip_grad"),
     ("{R}.val_kwargs.n=8", "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=0"),
+    ("{A}.use_kl_loss=true {REF}.log_prob_use_dynamic_bsz=true", "{REF}.log_prob_use_dynamic_bsz"),
     ("{R}.log_prob_use_dynamic_bsz=true", "{A}.use_dynamic_bsz {R}.log_prob_use_dynamic_bsz"),
     ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator=rloo recipe.advantage.name"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),

@@ -117,9 +117,13 @@ def test_an_override_that_a_switch_turns_off_is_refused(overrides: str, switch: 
 
 
 @pytest.mark.config
-def test_a_length_is_checked_before_the_sizes_that_follow_from_it() -> None:
-    with pytest.raises(ConfigError, match=r"data\.max_prompt_length=1k: "):
-        compose_config("toy", ["data.max_prompt_length=1k"])
+@pytest.mark.parametrize(
+    "override",
+    ["data.max_prompt_length=1k", f"{R}.max_num_seqs=1k", f"{A}.ppo_micro_batch_size_per_gpu=[1]"],
+)
+def test_a_value_is_checked_before_the_sizes_that_follow_from_it(override: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{override.partition('=')[0]}=.+: "):
+        compose_config("toy", [override])
 
 
 # ------------------------------------------------------------------------- keys
