@@ -89,7 +89,7 @@ class Rollout(Record):
 
     poll_seconds: Above0 = free(0.5, "between two looks for finished groups")
     request_seeds: bool = setting(False, "a seed per rollout, equal in all runs; slower")
-    joint_limit: bool = setting(False, "max_model_len bounds prompt and response together")
+    joint_limit: bool = setting(False, "max_model_len may be shorter, and ends responses")
     hang_seconds: Above0 = free(3600, "end after so long without progress")
 
 

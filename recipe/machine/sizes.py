@@ -38,7 +38,7 @@ def longest(config: DictConfig) -> int:
 
 
 def on_cpu(config: DictConfig, shape: Shape) -> OnCpu:
-    """Return the memory of a run on a CPU, also before its null keys are set."""
+    """Return the numbers that determine memory on a CPU, also before null keys are set."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     rows = actor.ppo_micro_batch_size_per_gpu or 0
     return OnCpu(

@@ -117,7 +117,9 @@ def engine_length(s: Setup) -> Iterator[str]:
     if (s.rollout.max_model_len or 0) < needed:
         yield s.message(
             key,
-            "it is less than data.max_prompt_length + data.max_response_length = "
+            f"no response has room after the longest prompt. Set it to {needed} or more."
+            if joint
+            else "it is less than data.max_prompt_length + data.max_response_length = "
             f"{s.longest}, so verl would silently cut responses. Set it to {needed} or more, "
             "shorten data.max_response_length, or set recipe.rollout.joint_limit=true.",
         )
@@ -131,7 +133,11 @@ def token_limits(s: Setup) -> Iterator[str]:
     for key, is_read, ranks in (
         (f"{A}.ppo_max_token_len_per_gpu", s.actor.use_dynamic_bsz, actor),
         (f"{R}.log_prob_max_token_len_per_gpu", s.rollout.log_prob_use_dynamic_bsz, actor),
-        (f"{REF}.log_prob_max_token_len_per_gpu", s.ref.log_prob_use_dynamic_bsz, ref),
+        (
+            f"{REF}.log_prob_max_token_len_per_gpu",
+            s.reference and s.ref.log_prob_use_dynamic_bsz,
+            ref,
+        ),
         ("critic.ppo_infer_max_token_len_per_gpu", s.facts.critic, actor),
     ):
         if is_read and s.get(key) * ranks < s.longest:
@@ -170,7 +176,7 @@ def actor_rows(s: Setup) -> Iterator[str]:
 
 def sequence_parallelism(s: Setup) -> Iterator[str]:
     """Sequences are divided over ranks with flash attention, and the ranks divide the GPUs."""
-    for role in ("actor", "ref"):
+    for role in ("actor", "ref") if s.reference else ("actor",):
         key, ranks = s.sequence_key(role), s.sequence_ranks(role)
         # transformers calls all of these, also kernels of the hub, through flash_attention_forward,
         # which verl patches to divide a sequence (verl/models/transformers/monkey_patch.py).
@@ -202,7 +208,7 @@ def micro_batches(s: Setup) -> Iterator[str]:
         "actor.ppo_micro_batch_size_per_gpu": s.mini_rows // s.ranks,
         "rollout.log_prob_micro_batch_size_per_gpu": rows // s.ranks,
     }
-    if s.actor.use_kl_loss or s.algorithm.use_kl_in_reward:
+    if s.reference:
         of_ref = rows * s.sequence_ranks("ref") // s.gpus
         sizes["ref.log_prob_micro_batch_size_per_gpu"] = of_ref
     for name, rows_of_rank in sizes.items():
@@ -223,10 +229,7 @@ SIZES += [
     ),
     Rule(
         f"{A}.use_dynamic_bsz {REF}.log_prob_use_dynamic_bsz",
-        lambda s: (
-            (s.actor.use_kl_loss or s.algorithm.use_kl_in_reward)
-            and s.actor.use_dynamic_bsz != s.ref.log_prob_use_dynamic_bsz
-        ),
+        lambda s: s.reference and s.actor.use_dynamic_bsz != s.ref.log_prob_use_dynamic_bsz,
         "the sizes of the other way are not read. Set only the first: the other follows.",
     ),
     Rule(

@@ -61,7 +61,7 @@ def numbers(s: Setup, shape: Shape) -> Numbers:
         beside_engine=tuple(x for x, off in offload.items() if not (off or offloaded)),
         utilization=rollout.gpu_memory_utilization,
         sequences=rollout.max_num_seqs,
-        passes=2 if actor.use_kl_loss or s.algorithm.use_kl_in_reward else 1,
+        passes=2 if s.reference else 1,
         epochs=actor.ppo_epochs,
         values=s.facts.critic,
         test_freq=s.trainer.test_freq,

@@ -126,6 +126,11 @@ class Setup:
         return None if self.own_loss else str(self.actor.policy_loss.loss_mode)
 
     @property
+    def reference(self) -> bool:
+        """True if a reference model computes log-probabilities."""
+        return bool(self.actor.use_kl_loss or self.algorithm.use_kl_in_reward)
+
+    @property
     def ranks(self) -> int:
         """Data-parallel ranks, over which a mini-batch is divided."""
         return max(1, self.gpus // self.sequence_ranks())

@@ -133,7 +133,8 @@ REFUSED += [  # verl and its engines
     ),
     # verl's new key of the actor does not hold for the reference model, the old one does.
     (
-        f"trainer.n_gpus_per_node=2 {HALVES} {{A}}.fsdp_config.ulysses_sequence_parallel_size=2",
+        f"trainer.n_gpus_per_node=2 {HALVES} {{A}}.fsdp_config.ulysses_sequence_parallel_size=2 "
+        "{A}.use_kl_loss=true",
         f"{{REF}}.{TOKENS}",
     ),
     (TWO_GPUS, "{REF}.log_prob_micro_batch_size_per_gpu 64"),
@@ -150,8 +151,8 @@ REFUSED += [  # verl and its engines
     ("{R}.log_prob_use_dynamic_bsz=true", "{A}.use_dynamic_bsz {R}.log_prob_use_dynamic_bsz"),
     ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator=rloo recipe.advantage.name"),
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
-    (f"{REF_ULYSSES} trainer.n_gpus_per_node=2", f"attn_implementation=sdpa {REF_ULYSSES}"),
-    (f"{REF_ULYSSES} trainer.n_gpus_per_node=2 {ATTENTION}=null", "null " + REF_ULYSSES),
+    (f"{TWO_GPUS} {REF_ULYSSES}", f"attn_implementation=sdpa {REF_ULYSSES}"),
+    (f"{TWO_GPUS} {REF_ULYSSES} {ATTENTION}=null", "null " + REF_ULYSSES),
     (f"{ATTENTION}=flash_attention_2", "attn_implementation flash-attn kernels"),
     (f"{ATTENTION}=flash_attention_3", "attn_implementation flash-attn-3 kernels"),
     (f"{ATTENTION}=kernels-community/flash-attn2", "attn_implementation kernels"),
@@ -163,6 +164,7 @@ REFUSED += [  # verl and its engines
 ALLOWED_ENGINE = [
     "",
     "{R}.max_model_len=240",
+    f"{TWO_GPUS} {REF_ULYSSES} {{A}}.use_kl_loss=false",  # no reference model
     f"{ATTENTION}=flex_attention",
     f"{ATTENTION}=null",
     "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=1",
