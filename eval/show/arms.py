@@ -267,6 +267,15 @@ def described(compared: Sequence[Compared], title: str) -> str:
     return "\n".join(texts)
 
 
+def each_run(lines: Iterable[Line], title: str) -> str:
+    """Return the accuracy of each run, in percent."""
+    texts = [title]
+    for line in lines:
+        rate = 100 * np.mean(line["right"]) / line["n"]
+        texts.append(f"  {line['arm']}_{line['seed']}, step {line['step']}, {line['set']}: {rate:.1f}")
+    return "\n".join(texts)
+
+
 def gate_text(lines: Sequence[Line], gate: Gate) -> str:
     """Return the shares of groups without a signal, in percent, over all seeds of the arm.
 

@@ -244,11 +244,16 @@ def _compare_protocols(paths: Sequence[Path]) -> None:
         if lacking := protocol.lacking(lines):
             print(f"note: {protocol.claim}: not complete, runs without lines: {lacking}")
             continue
-        primary += [arms.compare_arms(lines, protocol.primary)] if protocol.primary else []
-        others = [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]
-        texts.append(arms.described(others, f"{protocol.claim}, exploratory"))
+        if protocol.primary:
+            primary.append(arms.compare_arms(lines, protocol.primary))
+        else:
+            texts.append(arms.each_run(lines, f"{protocol.claim}, each run"))
+        if others := [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]:
+            texts.append(arms.described(others, f"{protocol.claim}, exploratory"))
         texts += [arms.gate_text(lines, gate) for gate in protocol.gates]
-    print(arms.described(primary, "Primary contrasts"), *texts, sep="\n")
+    if primary:
+        texts.insert(0, arms.described(primary, "Primary contrasts"))
+    print(*texts, sep="\n")
 
 
 def _compare_arms(options: argparse.Namespace) -> None:
