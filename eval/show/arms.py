@@ -272,7 +272,9 @@ def each_run(lines: Iterable[Line], title: str) -> str:
     texts = [title]
     for line in lines:
         rate = 100 * np.mean(line["right"]) / line["n"]
-        texts.append(f"  {line['arm']}_{line['seed']}, step {line['step']}, {line['set']}: {rate:.1f}")
+        texts.append(
+            f"  {line['arm']}_{line['seed']}, step {line['step']}, {line['set']}: {rate:.1f}"
+        )
     return "\n".join(texts)
 
 
