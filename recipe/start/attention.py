@@ -24,10 +24,11 @@ BUILT_IN = ("eager", "sdpa", "flex_attention", VARLEN)
 PACKAGES = {f"flash_attention_{n}": f"flash-attn{x}" for n, x in ((2, ""), (3, "-3"), (4, "-4"))}
 KEYS = [f"{model}.override_config.attn_implementation" for model in (MODEL, "critic.model")]
 ATTENTION = KEYS[0]
+SOFT_CAP = "attn_logit_softcapping"
 PRECISION = "actor_rollout_ref.{}.fsdp_config.mixed_precision.param_dtype"
 DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 DTYPES |= {"fp16": torch.float16, "float16": torch.float16}
-IF_EQUAL = "if it agrees with eager attention on the GPU at the start, else sdpa"
+IF_EQUAL = "if it agrees with eager attention on the GPU at the start"
 LENGTHS = (7, 1, 40)  # tokens of the rows that are tried
 TRIAL_SECONDS = 300
 
@@ -52,11 +53,21 @@ def available(s: Setup) -> Iterator[str]:
                 yield s.message(key, f"{why}. Install it (requirements/README.md), or {remedy}.")
         elif name == VARLEN and (why := unsuited(s)):
             yield s.message(key, f"{name} not with {why}. Change it, or {remedy}.")
+        elif name == "sdpa" and (cap := soft_cap(s, key)):
+            yield s.message(key, f"leaves out the model's {SOFT_CAP}={cap}. Set eager.")
         elif name not in BUILT_IN:
             from transformers import AttentionInterface  # takes seconds
 
             if name not in (known := AttentionInterface()):
                 yield s.message(key, f"unknown. Set one of eager, {VARLEN}, {', '.join(known)}.")
+
+
+def soft_cap(s: Setup, key: str = ATTENTION) -> float | None:
+    """Return the soft cap of the attention of a model (Gemma 2); the engine computes with it."""
+    model = key.removesuffix(".override_config.attn_implementation")
+    fields = model_json(s.get(f"{model}.path"), "config.json") or {}
+    cap: float | None = (fields | (s.get(f"{model}.override_config") or {})).get(SOFT_CAP)
+    return cap
 
 
 def precisions(s: Setup) -> set[str]:
@@ -77,12 +88,13 @@ def unsuited(s: Setup) -> str:
 
 
 def candidates(s: Setup) -> list[str]:
-    """Return the attentions that null may stand for, the fastest first, sdpa last."""
+    """Return the attentions that null may stand for, fastest first; the last is not tried."""
+    last = "eager" if soft_cap(s) else "sdpa"
     if unsuited(s):
-        return ["sdpa"]
+        return [last]
     hopper = host.compute_capability() in (None, 9.0)  # None: no GPU here, as on a login node
     flash = ("flash_attention_3", "flash_attention_2")[not hopper :]
-    return [*(name for name in flash if installed(PACKAGES[name])), VARLEN, "sdpa"]
+    return [*(name for name in flash if installed(PACKAGES[name])), VARLEN, last]
 
 
 def planned(s: Setup) -> tuple[str, str]:
@@ -91,8 +103,8 @@ def planned(s: Setup) -> tuple[str, str]:
         return name, "as set"
     if name := recorded(s):
         return name, "as in the run folder"
-    first = candidates(s)[0]
-    return first, unsuited(s) if first == "sdpa" else IF_EQUAL
+    first, *others = candidates(s)
+    return first, f"{IF_EQUAL}, else {others[-1]}" if others else unsuited(s)
 
 
 def settle(s: Setup) -> list[str]:
@@ -100,7 +112,7 @@ def settle(s: Setup) -> list[str]:
     if not (keys := [key for key in KEYS if s.get(key) is None]):
         return []
     name, why = planned(s)
-    if why == IF_EQUAL:
+    if why.startswith(IF_EQUAL):
         name, why = agreeing(s)
     for key in keys:
         OmegaConf.update(s.config, key, name, force_add=True)
@@ -111,11 +123,12 @@ def settle(s: Setup) -> list[str]:
 def agreeing(s: Setup) -> tuple[str, str]:
     """Return the first candidate that agrees with eager on this GPU, and what failed before it."""
     problems = list[str]()
-    for name in candidates(s)[:-1]:
+    *fast, last = candidates(s)
+    for name in fast:
         if not (problem := tried(s, name)):
             return name, "; ".join([*problems, "it agrees with eager attention"])
         problems.append(problem)
-    return "sdpa", "; ".join(problems)
+    return last, "; ".join(problems)
 
 
 def tried(s: Setup, name: str) -> str:

@@ -115,6 +115,7 @@ REF_ULYSSES = "{REF}.fsdp_config.ulysses_sequence_parallel_size=2"
 TWO_GPUS = "trainer.n_gpus_per_node=2 {A}.use_kl_loss=true {A}.ppo_micro_batch_size_per_gpu=32"
 TWO_GPUS += " {R}.log_prob_micro_batch_size_per_gpu=64 {REF}.log_prob_micro_batch_size_per_gpu=128"
 ATTENTION = "{MODEL}.override_config.attn_implementation"
+SOFT_CAP = "{MODEL}.override_config.attn_logit_softcapping"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
 REFUSED += [  # found by a call on a trial batch
@@ -158,6 +159,7 @@ REFUSED += [  # verl and its engines
     (f"{ATTENTION}=kernels-community/flash-attn2", "attn_implementation kernels"),
     (f"{ATTENTION}=no_such_attention", "attn_implementation unknown"),
     (f"{ATTENTION}=torch_varlen", "attn_implementation trainer.device=cpu"),
+    (f"{SOFT_CAP}=50", f"{ATTENTION}=sdpa attn_logit_softcapping=50"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
 ]
@@ -166,6 +168,7 @@ ALLOWED_ENGINE = [
     "{R}.max_model_len=240",
     f"{TWO_GPUS} {REF_ULYSSES} {{A}}.use_kl_loss=false",  # no reference model
     f"{ATTENTION}=flex_attention",
+    f"{SOFT_CAP}=50 {ATTENTION}=eager",
     f"{ATTENTION}=null",
     "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=1",
     "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
@@ -405,6 +408,7 @@ FLASH = "flash-attn flash-attn-3"
         ("", 8.0, "{A}.fsdp_config.mixed_precision={{param_dtype:fp16}}", "torch_varlen"),
         ("", None, "", "torch_varlen"),  # a login node
         ("", 7.5, "", "sdpa"),
+        ("", 7.5, f"{SOFT_CAP}=50", "eager"),
         ("", 9.0, "{MODEL}.use_remove_padding=false", "sdpa"),
         ("", 9.0, "{REF}.fsdp_config.mixed_precision={{param_dtype:fp32}}", "sdpa"),
         ("", 9.0, "trainer.device=cpu", "sdpa"),
