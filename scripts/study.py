@@ -53,7 +53,7 @@ class Study:
 
     def __init__(self, path: Path, work: Path) -> None:
         self.path, self.work = path.resolve(), work.resolve()
-        self.protocol, _ = read_protocol(path)
+        self.protocol, self.sha = read_protocol(path)[0], sha256(path)
         if self.work.is_relative_to(ROOT):
             raise UsageError(f"--work {work}: inside the checkout. Name a folder outside.")
         if not (commit := self.protocol.code):
@@ -112,7 +112,7 @@ class Study:
         data = b"".join((self.code / x).read_bytes() for x in select(config, "data.train_files"))
         about = {
             **here,
-            "protocol_sha": sha256(self.path),
+            "protocol_sha": self.sha,
             "commit": self.protocol.code,
             "lock_sha": sha256(self.code / "requirements/cpu.txt"),
             "dtype": select(config, "actor_rollout_ref.rollout.dtype"),

@@ -301,12 +301,17 @@ def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
     assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
     printed = capsys.readouterr().out
     assert "2 seeds x 3 questions" in printed and printed.count(" here") == 1
-    assert start(arms=arms, exploratory=[]) == 0  # a pilot has no claim
+    assert start(**changes, question="Another?") == 1 and "was changed" in capsys.readouterr().err
+
+
+def test_a_pilot_shows_each_run(
+    machine: Machine, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start() == 0
     capsys.readouterr()
     assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
-    first = read_lines(tmp_path / "TEST.jsonl")[0]
-    rate = f"{100 * sum(first['right']) / len(first['right']) / first['n']:.1f}"
-    assert f"grpo_3, step {first['step']}, {first['set']}: {rate}" in capsys.readouterr().out
+    assert "grpo_3, step 20, greedy: 100.0" in (printed := capsys.readouterr().out)
+    assert "cw_4, step 20, x: 50.0" in printed
 
 
 def test_an_array_task_runs_one_block(

@@ -17,7 +17,7 @@ from eval.scores.metrics import Crossed, at_k, crossed, holm, no_signal, t_inter
 from eval.scores.score import Scored
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import FloatArray, Interval
-from prompt_aug.base.files import read_lines
+from prompt_aug.base.files import read_lines, sha256
 from prompt_aug.typed import Count, FileName, Positive, Record, Several, Text, read_typed, shown
 from recipe.config.evaluation import SAMPLING
 from recipe.run.folder import read_config, select
@@ -34,7 +34,8 @@ class Contrast(Record):
     `drop` compares drops instead: to the mean over these sets, the same questions in other words,
     or from the best to the last mean of three evaluations in a row, of those every `drop` steps.
     `expected` is the gain in points below which the claim is not seen; without it, no verdict is
-    printed. The gain at `not_below_k` must not be larger.
+    printed. To be seen, the gain at `not_below_k` must not be larger, and of two drops over steps
+    the last mean of `baseline`, which drops less, not lower than that of `arm`: `lead` >= 0.
     """
 
     arm: Text
@@ -53,13 +54,16 @@ class Contrast(Record):
             return [(self.set, step) for step in range(self.drop, self.step + 1, self.drop)]
         return [(name, self.step) for name in (self.set, *self.drop)]
 
-    def measure(self, run: Sequence[Line], k: int) -> FloatArray:
-        """Return the measure of a run and its variance over samples, both by question."""
+    def measure(self, run: Sequence[Line], k: int, best: bool = True) -> FloatArray:
+        """Return the measure of a run and its variance over samples, both by question.
+
+        Without `best` a drop over steps is from 0: minus the last mean.
+        """
         values, variances = np.array([at_k(x["right"], x["n"], k) for x in run]).swapaxes(0, 1)
         weights = np.zeros(len(run))  # of the cells
         if isinstance(self.drop, int):
-            best = sliding_window_view(values.mean(axis=1), 3).mean(axis=1).argmax()
-            weights[best : best + 3] += 1 / 3
+            top = sliding_window_view(values.mean(axis=1), 3).mean(axis=1).argmax()
+            weights[top : top + 3] += best / 3
             weights[-3:] -= 1 / 3
         else:
             weights[0], weights[1:] = 1, -1 / max(1, len(self.drop))
@@ -142,7 +146,7 @@ class Compared:
     result: Crossed
     sampling: float
     correlation: float
-    lead: float  # over the gain at `not_below_k`
+    lead: float  # over the gain at `not_below_k`, or of the baseline's last mean
     entropy: Interval  # of the gain in entropy at the end of training; NaN: not in the lines
 
     @property
@@ -160,9 +164,11 @@ def key(line: Line) -> Key:
 
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
-    """Return a protocol and its lines, which are beside it."""
-    protocol = read_typed(path, Protocol, UserError)
-    return protocol, read_lines(path.with_suffix(".jsonl"))
+    """Return a protocol and its lines, which are beside it. Raises UserError if it was changed."""
+    protocol, lines = read_typed(path, Protocol, UserError), read_lines(path.with_suffix(".jsonl"))
+    if {line["protocol_sha"] for line in lines} - {sha256(path)}:
+        raise UserError(f"{path}: was changed after its first lines. Restore it, or remove them.")
+    return protocol, lines
 
 
 def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str, Any]]:
@@ -187,7 +193,11 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
     ks = (contrast.k, contrast.not_below_k or contrast.k)
     if (samples := table[0][0][0]["n"]) < max(ks):
         raise UserError(f"{contrast}: only {samples} samples of each question")
-    measured = [[[contrast.measure(run, k) for run in arm] for arm in table] for k in ks]
+    steps = isinstance(contrast.drop, int)
+    measured = [
+        [[contrast.measure(run, k, best) for run in arm] for arm in table]
+        for k, best in zip(ks, (True, not steps), strict=True)
+    ]
     values, variances = np.moveaxis(np.array(measured), 3, 0)  # by k, arm, seed, question
     (a, b), gains = values[0], values[:, 0] - values[:, 1]
     with np.errstate(invalid="ignore"):  # NaN where all runs of an arm are equal
@@ -201,7 +211,7 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
         result=crossed(gains[0]),
         sampling=float(variances[0].sum(axis=0).mean()),
         correlation=float(correlation),
-        lead=float(np.mean(gains[0] - gains[1])),
+        lead=float(np.mean(gains[1] if steps else gains[0] - gains[1])),
         entropy=t_interval(np.subtract(*np.array(train, dtype=np.float64))),
     )
 
@@ -261,6 +271,8 @@ def described(compared: Sequence[Compared], title: str) -> str:
   points that 80 % of studies would see, by seeds: {power}""")
         if k := c.contrast.not_below_k:
             texts.append(f"  gain less that at k = {k}: {100 * c.lead:+.1f}")
+        elif isinstance(c.contrast.drop, int):
+            texts.append(f"  last mean of {c.contrast.baseline} less: {100 * c.lead:+.1f}")
         if np.isfinite(c.entropy[0]):
             low, high = c.entropy
             texts.append(f"  entropy of the last ten steps: interval [{low:+.3f}, {high:+.3f}]")

@@ -366,16 +366,21 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     """Right of 8, at six steps: one arm falls, the other rises."""
     curves = {"new": (2, 5, 6, 5, 1, 1), "base": (1, 1, 2, 3, 3, 4)}
     lines = [
-        line(arm, seed, [right, right], step=10 * place, train={"entropy": [0, right << seed]})
+        line(arm, seed, [right] * 20, step=10 * place, train={"entropy": [0, right << seed]})
         for arm, curve in curves.items()
         for seed in (0, 1)
         for place, right in enumerate(curve, start=1)
     ]
-    result = compare_arms(lines, CONTRAST.model_copy(update={"drop": 10, "step": 60}))
-    # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0.
+    contrast = CONTRAST.model_copy(update={"drop": 10, "step": 60, "expected": 20.0})
+    result = compare_arms(lines, contrast)
+    # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0. Last means: 7 / 3, 10 / 3.
     assert result.means == pytest.approx((3 / 8, 0))
+    assert result.lead == pytest.approx(1 / 8) and result.verdict == "seen"
     # At the last step 1 - 4 and 2 - 8: -4.5 +- t(0.975, 1) x 1.5.
     assert result.entropy == pytest.approx((-4.5 - 12.706 * 1.5, -4.5 + 12.706 * 1.5), abs=1e-3)
+    low = [x | {"right": [0] * 20} if x["arm"] == "base" else x for x in lines]
+    result = compare_arms(low, contrast)  # no drop, because it never rose
+    assert result.result.low > 0 and result.verdict == "undecided"
 
 
 @pytest.mark.parametrize(
