@@ -65,7 +65,8 @@ def available(s: Setup) -> Iterator[str]:
 def soft_cap(s: Setup, key: str = ATTENTION) -> float | None:
     """Return the soft cap of the attention of a model (Gemma 2); the engine computes with it."""
     model = key.removesuffix(".override_config.attn_implementation")
-    fields = model_json(s.get(f"{model}.path"), "config.json") or {}
+    path = s.get(f"{model}.path")  # null: another check says so
+    fields = (model_json(path, "config.json") if path else None) or {}
     cap: float | None = (fields | (s.get(f"{model}.override_config") or {})).get(SOFT_CAP)
     return cap
 
