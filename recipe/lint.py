@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import OmegaConf
 
-from prompt_aug.base.commands import make_parser
+from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.typed import shown
 from recipe.config.base import (
     CONFIG,
@@ -345,16 +345,21 @@ def main(arguments: list[str] | None = None) -> int:
     name = "python -m recipe.lint"
     parser = make_parser(name, __doc__, example=f"{name} trainer.use_v1=true data.truncation=left")
     parser.add_argument("what", nargs="+", help="a script, a configuration file, or KEY=VALUE")
-    given, pairs, findings = parser.parse_args(arguments).what, list[Word](), list[str]()
-    for number, text in enumerate(given, start=1):
-        if "=" in text and not Path(text).exists():
-            pairs.append(Word(number, text))
-        else:
-            findings += of_file(Path(text))
-    findings = [*of_command("argument", MAIN, pairs), *findings]
-    for line in dict.fromkeys(findings):
-        print(line)
-    return 1 if findings else 0
+    given = parser.parse_args(arguments).what
+
+    def lint() -> int:
+        pairs, findings = list[Word](), list[str]()
+        for number, text in enumerate(given, start=1):
+            if "=" in text and not (len(text) < 256 and Path(text).exists()):
+                pairs.append(Word(number, text))
+            else:
+                findings += of_file(Path(text))
+        findings = [*of_command("argument", MAIN, pairs), *findings]
+        for line in dict.fromkeys(findings):
+            print(line)
+        return 1 if findings else 0
+
+    return run_command("recipe.lint", lint, interrupted="nothing was changed", progress=False)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ def expand(
     `prompt_aug.prepare`. Raises UsageError for another name, and for data that cannot be prepared.
     """
     example, more = name, []
+    for option, value in (("--model", model), ("--data", data)):
+        if value is not None and not value.strip():
+            raise UsageError(f"{option}: empty. Is a shell variable unset?")
     if name in group_names("method"):
         example, more = EXAMPLE, [f"method={name}"]
         if model is None or data is None:

@@ -49,7 +49,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         notes = show.notes(example, overrides)
         launch.set_environment(config)
         # Imported here: transformers reads the environment.
-        from recipe.start.algorithm import uncorrected
+        from recipe.start.algorithm import on_policy, uncorrected
         from recipe.start.checks import check_run, prepare
         from recipe.start.dry_run import describe, estimate, on_gpus
         from recipe.start.rules import Setup
@@ -59,7 +59,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         if dry_run and (lines := estimate(setup, needed=elsewhere)):
             print(lines, flush=True)
         check_run(setup)
-    for why in [*notes, *uncorrected(setup)]:
+    for why in [*notes, *uncorrected(setup), *on_policy(setup)]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     settings = report(config) if report else ""
     if dry_run:
@@ -133,10 +133,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu", metavar="TYPE", help="of --dry-run: their type, as h200-141")
     given = parser.parse_intermixed_args(arguments)
     if given.script:  # in place of an example
-        if given.model or given.data:
+        if given.model is not None or given.data is not None:
             parser.error("--script: set recipe.model_path and data.train_files, data.val_files")
         given.overrides[:0] = filter(None, [given.example])
         given.example = str(given.script)
+    elif given.set or given.drop or given.command is not None:
+        parser.error("--set, --command and --drop: only with --script")
     if given.example is None and not (given.list or given.keys or given.rules):
         parser.error("name an example: --list shows them")
     if (given.gpus is not None or given.gpu) and not given.dry_run:
@@ -174,7 +176,7 @@ def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = N
 
     names = [name for name in PREPARE if getattr(given, name) is not None]
     options = [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
-    if given.model or given.data or options:
+    if given.model is not None or given.data is not None or options:
         from recipe.shortcut import expand
 
         given.example, *given.overrides = expand(

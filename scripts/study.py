@@ -25,9 +25,10 @@ from filelock import FileLock
 from eval.scores.score import Scored
 from eval.show.arms import key, lines_of, read_protocol
 from eval.show.data import choose_evaluation
-from prompt_aug.base.commands import make_parser, run_command
+from prompt_aug.base.commands import make_parser, nonempty_path, run_command
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import append_lines, sha256
+from prompt_aug.typed import as_list
 from recipe.machine.host import ROOT, multiplies_bfloat16
 from recipe.run.folder import RunFolder, read_config, read_metrics, select
 
@@ -61,11 +62,17 @@ class Study:
         if call(["git", "status", "--porcelain", "--", str(self.path)], ROOT):
             raise UserError(f"{path}: has changes. Commit the protocol before its first run.")
         self.code = self.work / f"code-{commit[:12]}"
-        if not self.code.exists():
-            call(["git", "worktree", "add", "--detach", str(self.code), commit], ROOT)
+        with self.alone():
+            if not self.code.exists():  # --force: git may still know a deleted one
+                call(["git", "worktree", "add", "-f", "--detach", str(self.code), commit], ROOT)
         head = call(["git", "rev-parse", "HEAD"], self.code)
         if not head.startswith(commit) or call(["git", "status", "--porcelain"], self.code):
             raise UserError(f"{self.code}: is not commit {commit}, unchanged. Delete the folder.")
+
+    def alone(self) -> FileLock:
+        """The lock of what array jobs share in WORK."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.work / "study.lock")
 
     def do(self, *command: str) -> None:
         print(f"== {' '.join(command)}", flush=True)
@@ -73,7 +80,8 @@ class Study:
 
     def block(self, seed: int) -> None:
         """Run all arms of a seed."""
-        self.do("bash", "scripts/smollm2.sh", "start")
+        with self.alone():
+            self.do("bash", "scripts/smollm2.sh", "start")
         here = {"block": seed, "start_sha": sha256(self.code / MODEL), "cpu": cpu()}
         lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
         if any(line[name] != here[name] for line in lines for name in here):
@@ -88,7 +96,7 @@ class Study:
                 made = [x for x in self.lines(arm, folder, here) if key(x) in missing]
                 if lost := missing - {key(line) for line in made}:
                     raise UserError(f"{folder}: not evaluated: {sorted(lost)}")
-                with FileLock(self.work / "lines.lock"):  # of array jobs
+                with self.alone():
                     append_lines(self.path.with_suffix(".jsonl"), made, sync=True)
             for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
                 shutil.rmtree(weights, ignore_errors=True)
@@ -109,7 +117,9 @@ class Study:
     def lines(self, arm: str, folder: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the lines of a run, with what is needed to judge and to repeat it."""
         config, made = read_config(folder), []
-        data = b"".join((self.code / x).read_bytes() for x in select(config, "data.train_files"))
+        data = b"".join(
+            (self.code / x).read_bytes() for x in as_list(select(config, "data.train_files"))
+        )
         about = {
             **here,
             "protocol_sha": self.sha,
@@ -173,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("python scripts/study.py", __doc__, example=example)
     add = parser.add_argument
     add("protocol", type=Path, help="yaml file; its lines are beside it")
-    add("--work", type=Path, required=True, help="folder of the worktree and the runs")
+    add("--work", type=nonempty_path, required=True, help="folder of the worktree and the runs")
     add("--index", type=int, help="only this block, from 0, as in a SLURM array")
     add("--any-processor", action="store_true", help="also without bfloat16 products")
     given = parser.parse_args(arguments)

@@ -11,14 +11,25 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from pydantic import model_validator
 
 from eval.ask.settings import differences
 from eval.scores.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
 from eval.scores.score import Scored
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import FloatArray, Interval
-from prompt_aug.base.files import read_lines, sha256
-from prompt_aug.typed import Count, FileName, Positive, Record, Several, Text, read_typed, shown
+from prompt_aug.base.files import sha256
+from prompt_aug.typed import (
+    Count,
+    FileName,
+    Positive,
+    Record,
+    Several,
+    Text,
+    read_typed,
+    shown,
+    typed_lines,
+)
 from recipe.config.evaluation import SAMPLING
 from recipe.run.folder import read_config, select
 
@@ -47,6 +58,12 @@ class Contrast(Record):
     expected: float | None = None
     not_below_k: Positive | None = None
 
+    @model_validator(mode="after")
+    def has_three_evaluations(self) -> "Contrast":
+        if isinstance(self.drop, int) and (self.step % self.drop or self.step < 3 * self.drop):
+            raise ValueError("step: take a multiple of drop, at least three times it")
+        return self
+
     @property
     def cells(self) -> list[Cell]:
         """The sets and steps of a run that it needs."""
@@ -59,6 +76,8 @@ class Contrast(Record):
 
         Without `best` a drop over steps is from 0: minus the last mean.
         """
+        if len({len(line["right"]) for line in run}) > 1:
+            raise UserError(f"{self}: the sets have different numbers of questions")
         values, variances = np.array([at_k(x["right"], x["n"], k) for x in run]).swapaxes(0, 1)
         weights = np.zeros(len(run))  # of the cells
         if isinstance(self.drop, int):
@@ -165,10 +184,17 @@ def key(line: Line) -> Key:
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
     """Return a protocol and its lines, which are beside it. Raises UserError if it was changed."""
-    protocol, lines = read_typed(path, Protocol, UserError), read_lines(path.with_suffix(".jsonl"))
-    if {line["protocol_sha"] for line in lines} - {sha256(path)}:
+    protocol = read_typed(path, Protocol, UserError)
+    lines = read_results(path.with_suffix(".jsonl"))
+    if {line.get("protocol_sha") for line in lines} - {sha256(path)}:
         raise UserError(f"{path}: was changed after its first lines. Restore it, or remove them.")
     return protocol, lines
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file; none if it does not exist. Raises FileError for other lines."""
+    kinds = {"arm": str, "seed": int, "set": str, "step": int, "n": int, "right": list[int]}
+    return list(typed_lines(path, *kinds, **kinds))
 
 
 def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str, Any]]:
@@ -176,6 +202,8 @@ def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str
     seed, lines = select(read_config(run), "recipe.seed"), []
     for step, one in scored.items():
         for name, entry in one.benchmarks.items():
+            if "order" not in entry or "sha256" not in entry["settings"]:
+                raise UserError(f"{one.folder.root}: scores of an older version. Sweep it again.")
             asked, how = entry["settings"], one.record["settings"]
             decode = {key: how.get(key) for key in (*SAMPLING, "max_tokens", "template")}
             decode |= {key: asked.get(key) for key in ("extraction", "tolerance", "verifiers")}

@@ -28,7 +28,7 @@ from eval.show.page import Block, Page
 from eval.show.tables import Table, interval, p_value, points, share
 from prompt_aug.base.commands import existing, in_columns, make_parser, nonempty_path
 from prompt_aug.base.errors import UsageError, UserError
-from prompt_aug.base.files import read_lines, write_json, write_text
+from prompt_aug.base.files import write_json, write_text
 from prompt_aug.typed import parse_typed
 from recipe.run.folder import CHECKPOINT, EvaluationFolder, RunFolder, numbered
 
@@ -219,6 +219,11 @@ def _compare(options: argparse.Namespace) -> None:
     sides = [given for given in (options.a, options.b) if given]
     if (bool(sides), bool(options.arm), bool(options.protocol)).count(True) != 1 or len(sides) == 1:
         raise UsageError("give one of: two runs A B, --arm twice or more, --protocol FILE")
+    of_arms = options.lines or options.set or options.step is not None or options.k != [1]
+    if of_arms and not options.arm:
+        raise UsageError("--lines, --set, --step and --k: only with --arm")
+    if options.out and not sides:
+        raise UsageError("--out: only with two runs A B")
     if options.protocol:
         return _compare_protocols(options.protocol)
     if options.arm:
@@ -257,7 +262,9 @@ def _compare_protocols(paths: Sequence[Path]) -> None:
 
 
 def _compare_arms(options: argparse.Namespace) -> None:
-    lines = [line for path in options.lines for line in read_lines(path)]
+    if missing := [str(path) for path in options.lines if not path.is_file()]:
+        raise UsageError(f"--lines {missing[0]}: no such file")
+    lines = [line for path in options.lines for line in arms.read_results(path)]
     for name, *runs in options.arm:
         for run in map(Path, runs):
             scored = scored_steps(run, options.settings)
@@ -265,6 +272,8 @@ def _compare_arms(options: argparse.Namespace) -> None:
             if note := unscored(run, scored):
                 print(f"note: {note}")
     names = [name for name, *_ in options.arm]
+    if len({*names}) < len(names):
+        raise UsageError("--arm: a name twice. Give all runs of an arm at once.")
     lines = [line for line in lines if line["arm"] in names]
     sets = options.set or sorted({line["set"] for line in lines})
     steps = [{line["step"] for line in lines if line["arm"] == name} for name in names]

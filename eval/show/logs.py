@@ -5,6 +5,7 @@ lines of a step are merged. A step below the last one is a restart: it discards 
 on. Metrics keep verl's names, except those of `RENAMED`; what a log lacks stays absent.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from prompt_aug.base.files import write_json, write_lines
 from recipe.run.folder import RunFolder, metrics_line
 
 STEP = re.compile(r"\bstep:(\d+)( - .*)")
-ENTRY = re.compile(r" - (\S+):(?:np\.\w+\()?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf))")
+ENTRY = re.compile(r" - (\S+):(?:np\.\w+\()?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\d.])")
 # Names of older versions, and the validation accuracy. It is the mean reward in a log, which is the
 # accuracy if the reward is 0 or 1.
 RENAMED = (
@@ -55,7 +56,10 @@ def overrides(text: str) -> Iterator[tuple[str, Any]]:
     try:
         words = shlex.split(command[1].replace("\\\n", " ")) if command else []
         for match in filter(None, map(OVERRIDE.fullmatch, words)):
-            yield match[1], yaml.safe_load(match[2])
+            value = yaml.safe_load(match[2])
+            kept = isinstance(value, bool | int | str | list | dict | None)
+            kept |= isinstance(value, float) and math.isfinite(value)
+            yield match[1], value if kept else match[2]  # a date, .inf
     except (ValueError, yaml.YAMLError):
         return  # a truncated command
 

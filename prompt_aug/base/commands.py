@@ -50,6 +50,8 @@ def nonempty_path(value: str) -> Path:
     """Return a path for the `type` of an argument; an empty one would be the working folder."""
     if not value.strip():
         raise argparse.ArgumentTypeError("it is empty: is a shell variable unset?")
+    if value.startswith("~"):
+        raise argparse.ArgumentTypeError("the shell did not expand ~. Use $HOME.")
     return Path(value)
 
 
@@ -199,7 +201,11 @@ def check_one_url(name: str, url: str | None) -> None:
     """Reject a URL with a password or another secret, which files would hold. Raises UsageError."""
     if url is None:
         return
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port  # is checked when it is read
+    except ValueError as error:
+        raise UsageError(f"{name}={url}: {error}. Use one like http://localhost:8000/v1.") from None
     if any(mark in url for mark in "@?#"):
         raise UsageError(
             f"{name}: has a user name, password or query. Remove it and set OPENAI_API_KEY."

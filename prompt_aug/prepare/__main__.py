@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import make_parser, run_command
+from prompt_aug.base.commands import make_parser, nonempty_path, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import lock, read_text, sha256, write_json, writing
 from prompt_aug.base.places import unwritable
@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     presets = ", ".join(load_presets())
     add("source", metavar="SOURCE", help=f"file, folder, hub id, ID:CONFIG, or a preset: {presets}")
-    add("out", metavar="OUT", type=Path, help="the .parquet file to write")
+    add("out", metavar="OUT", type=nonempty_path, help="the .parquet file to write")
     add("--preset", metavar="NAME", help="use its column map for SOURCE, a local copy of it")
     add("--split", help="split to load (default: the preset's, or train)")
     add("--name", help="data_source of the rows (default: their own, or the preset or file)")

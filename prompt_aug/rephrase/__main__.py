@@ -11,10 +11,9 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from prompt_aug.base.commands import at_least, check_url, make_parser, run_command
+from prompt_aug.base.commands import at_least, check_url, make_parser, nonempty_path, run_command
 from prompt_aug.base.errors import UsageError
 from prompt_aug.base.files import lock
 from prompt_aug.endpoint.client import KEY_VARIABLE
@@ -30,8 +29,8 @@ def build_parser(description: str) -> ArgumentParser:
     example = f"{name} train.parquet rephrased.parquet --model NAME"
     parser = make_parser(name, description, example=example)
     add: Any = parser.add_argument
-    add("questions", type=Path, help="a parquet file of prompt_aug.prepare")
-    add("out", type=Path, help="the parquet file to write")
+    add("questions", type=nonempty_path, help="a parquet file of prompt_aug.prepare")
+    add("out", type=nonempty_path, help="the parquet file to write")
     add("--n", type=int, default=3, help="rephrasings wanted for each question")
     add("--most", type=int, help="candidates requested for one question, at most (default: 4 n)")
     add("--limit", type=int, help="only the first so many questions")

@@ -6,6 +6,7 @@ the rate with a value model: ``recipe.curriculum.value_model`` (`recipe.trainer.
 by default the estimate is the question's running pass rate in this run
 (`recipe.trainer.question_stats`), which costs nothing but lags behind the policy. The first
 estimate is the pass rate in the data row (`prompt_aug.prepare --pass-rates`), if there is one.
+Asynchronous trainers and dynamic sampling take questions one by one: each is the best of its own k.
 """
 
 from collections.abc import Sequence

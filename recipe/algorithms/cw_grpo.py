@@ -146,9 +146,9 @@ def through_weights(
     is sum (w A + g) / n dx. KL and entropy losses stay outside w. `weight`: tokens -> w_BT.
 
     g is not a weight: it is not 0 at A = 0 unless the mean of A is. It has no bound, and grows as
-    1 / spread of log pi. Laws: its sum over a response is 0 with centre ``sequence``, over a group
-    with centre ``group``; sum (x - mean) g / n over a group is 0; a group of equal rewards has
-    g = 0. Source: the authors' grpo_trainer.py (WangCheng0116/CW-GRPO at 4259d83), lines 744 to
+    1 / spread of log pi. Laws: the sum of g / n over a response is 0 with centre ``sequence``, over
+    a group with centre ``group``; sum (x - mean) g / n over a group is 0; a group of equal rewards
+    has g = 0. Source: the authors' grpo_trainer.py (WangCheng0116/CW-GRPO at 4259d83), lines 744 to
     850. Departure: theirs adds 1e-8 to sigma.
     """
     x_BT = tokens.logprobs_BT.clone().requires_grad_()

@@ -17,7 +17,7 @@ def difficulty_weight(rate: torch.Tensor) -> torch.Tensor:
     return LEAST + (MOST - LEAST) * torch.sigmoid(-STEEPNESS * (rate - MIDDLE))
 
 
-@advantage(inputs=("accuracy", "lengths"), parts=("accuracy",))
+@advantage(inputs=("accuracy", "lengths"), parts=("accuracy",), equal_accuracy=True)
 def grpo_lead(
     rewards_B: Numbers,
     group_B: Numbers,

@@ -43,7 +43,7 @@ class Facts:
     responses to a "question" with its rephrasings, or to each "rephrasing". `rephrasings`: the
     method is defined only with rephrasings. `parts`: "accuracy" and "format" if the function takes
     these in place of the summed reward. `critic`: it reads a critic's values and returns the
-    critic's targets too.
+    critic's targets too. `equal_accuracy`: groups that are all right or all wrong have a signal.
     """
 
     inputs: tuple[str, ...] = ()
@@ -54,6 +54,7 @@ class Facts:
     uses_rewards: bool = True
     parts: tuple[str, ...] = ()
     critic: bool = False
+    equal_accuracy: bool = False
 
 
 FACTS = "recipe_facts"  # the attribute of a decorated function; callable objects may have no hash
@@ -121,7 +122,7 @@ class Registry(dict[str, Function]):
             return function, settings
         try:
             return function, facts.settings(settings)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"{where}: {error}") from error
 
 

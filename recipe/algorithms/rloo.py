@@ -12,6 +12,7 @@ def rloo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
 
     `rewards_B` and the advantages (float64, shape B) in the same unit. Equal rewards: exactly 0.
     A group of one has no others; here it gets 0, in verl its raw reward. ValueError as in `grpo`.
+    Departure: `method=rloo` keeps GRPO's mean over a response's tokens, where the paper sums them.
     """
     groups = group_statistics(rewards_B, group_B)
     scale_B = groups.count_B / (groups.count_B - 1).clamp(min=1)

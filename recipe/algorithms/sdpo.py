@@ -23,7 +23,7 @@ def solutions(
     return [texts[rows[0]] if rows else None for rows in others]
 
 
-@advantage(inputs=("logprobs_BT", "hinted_logprobs_BT"), parts=("accuracy",))
+@advantage(inputs=("logprobs_BT", "hinted_logprobs_BT"), parts=("accuracy",), equal_accuracy=True)
 def sdpo(
     rewards_B: Numbers,
     group_B: Numbers,

@@ -9,7 +9,11 @@ from recipe.algorithms.grpo import grpo
 from recipe.algorithms.registry import advantage
 
 
-@advantage(inputs=("logprobs_BT", "mask_BT", "prompts", "responses"), nonnegative_rewards=True)
+@advantage(
+    inputs=("logprobs_BT", "mask_BT", "prompts", "responses"),
+    nonnegative_rewards=True,
+    equal_accuracy=True,
+)
 def unlikeliness(
     rewards_B: Numbers,
     group_B: Numbers,

@@ -57,8 +57,9 @@ def vespo(
     `rollout_is_weights`, the product of a response's weights multiplies W. Computed per response,
     so micro-batches do not matter.
 
-    Departures: none from the paper; the authors' code (FloyedShen/VESPO) divides by the tokens of a
-    micro-batch, here `agg_loss` divides by those of the mini-batch.
+    Departures: a token's engine weight is cut at verl's threshold, so W is not exactly pi / mu as
+    with `bypass_mode`; the authors' code (FloyedShen/VESPO) divides by the tokens of a micro-batch,
+    here `agg_loss` divides by those of the mini-batch.
     """
     log_ratio_BT = (log_prob - old_log_prob).detach()
     total_BT = log_ratio_BT

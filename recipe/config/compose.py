@@ -206,6 +206,9 @@ def _check_keys(config: DictConfig, folder: Path, given: dict[str, str]) -> None
         own_class = node.get("_target_") != defaults.get("_target_")
         for key, value in node.items():
             name = f"{prefix}{key}"
+            plain = not isinstance(value, dict | None) and not str(value).startswith("${")
+            if name in OPEN and plain:
+                raise ConfigError(f"{name}={value}: this is a section of keys, not a value")
             if is_open(name) or (own_class and key not in defaults):
                 continue
             if key not in defaults:

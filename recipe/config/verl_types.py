@@ -44,7 +44,8 @@ POSITIVE = """
     data.train_batch_size max_prompt_length max_response_length n max_num_seqs
     ulysses_sequence_parallel_size tensor_model_parallel_size data_parallel_size
     expert_parallel_size pipeline_model_parallel_size log_prob_max_token_len_per_gpu
-    actor.ppo_max_token_len_per_gpu ppo_mini_batch_size ppo_epochs model.lora_alpha
+    actor.ppo_max_token_len_per_gpu ppo_infer_max_token_len_per_gpu ppo_mini_batch_size
+    ppo_epochs model.lora_alpha
     agent.num_workers reward.num_workers update_weights_bucket_megabytes
     trainer.nnodes trainer.n_gpus_per_node total_training_steps total_epochs
     num_data_storage_units
@@ -72,6 +73,8 @@ TYPES: dict[str, Any] = {
     "rollout_correction.rollout_is": Literal["token", "sequence"] | None,
     "strategy": Literal["fsdp", "fsdp2"],
     "fsdp_config.seed": Seed,
+    "fsdp_config.fsdp_size": OrAll,
+    "critic.fsdp.fsdp_size": OrAll,
     "fsdp_config.model_dtype": Precision,
     "critic.fsdp.model_dtype": Precision,
     "actor.data_loader_seed": Seed,

@@ -22,6 +22,8 @@ KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enabl
 HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
 # Losses that are positively homogeneous in a token's advantage: a weight on it weights the loss.
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl", "vespo", "fipo")
+BY_RATIO = ("gspo", "gmpo", "sapo", "cispo", "vespo", "fipo")  # vanilla's gradient at ratio 1
+TOKEN_MEAN = ("balanced", "high_entropy")
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 
 
@@ -101,6 +103,11 @@ def parts_of_the_reward(s: Setup) -> Iterator[str]:
         yield s.message(f"{ADVANTAGE} {key}", why)
 
 
+def format_weight(s: Setup) -> float:
+    """Return the weight of formats in GDPO."""
+    return float((s.recipe.advantage.arguments or {}).get("format_weight", 1.0))
+
+
 def baseline(s: Setup) -> Iterator[str]:
     """A group has at least two responses, unless the advantage has another baseline."""
     if s.facts.uses_rewards and s.group_size < 2 and not s.facts.critic:
@@ -124,9 +131,9 @@ REWARD: list[Check] = [
     ),
     Rule(
         f"{ADVANTAGE} recipe.reward.format_weight",
-        lambda s: s.advantage == "gdpo" and s.reward.format_weight not in (0.0, 1.0),
-        "gdpo does not read the summed reward, so the other key has no effect. Set "
-        "recipe.advantage.arguments.format_weight.",
+        lambda s: s.advantage == "gdpo" and s.reward.format_weight != format_weight(s),
+        "gdpo does not read the summed reward, so the other key has no effect. Set both to "
+        "one number: recipe.advantage.arguments.format_weight counts.",
     ),
     Rule(
         f"{ADVANTAGE} {A}.entropy_coeff {A}.use_kl_loss",
@@ -169,6 +176,12 @@ REWARD: list[Check] = [
         lambda s: s.rephrasings and s.recipe.rephrasings.ratio == "anchored" and window(s),
         "stale tokens would have no correction: the engine's log-probabilities are under the "
         "rephrasing q^n. Set num_warmup_batches=0 of the mode, or recipe.rephrasings.ratio=own.",
+    ),
+    Rule(
+        f"{ADVANTAGE} {FILTER}",
+        lambda s: s.filter.enable and s.facts.equal_accuracy,
+        "its signal is also in groups that are all right, or all wrong, which the filter evicts. "
+        f"Set {FILTER}=false.",
     ),
     Rule(
         f"{HISTORY} {FILTER}",
@@ -244,8 +257,33 @@ def uncorrected(s: Setup) -> Iterator[str]:
         )
 
 
+def on_policy(s: Setup) -> Iterator[str]:
+    """Note that a loss differs only by its ratio, which is 1."""
+    moves = s.batch != s.mini or s.actor.ppo_epochs > 1 or corrects(s) or window(s)
+    anchored = s.rephrasings and s.recipe.rephrasings.ratio == "anchored"
+    if s.loss in BY_RATIO and not (moves or anchored):
+        yield s.message(
+            f"{LOSS} {A}.ppo_mini_batch_size",
+            "with one optimizer step per batch the ratio is 1, where this loss has vanilla's "
+            f"gradient. Set {A}.ppo_mini_batch_size below data.train_batch_size.",
+        )
+
+
 LOSS_RULES: list[Check] = [
     lost_weights,
+    Rule(
+        f"{LOSS} {CORRECTION}.rollout_is",
+        lambda s: s.loss == "vespo" and s.correction.rollout_is == "sequence",
+        "the loss multiplies the weights of a response's tokens, and each would be that of the "
+        f"response. Set {CORRECTION}.rollout_is=token, or {CORRECTION}.bypass_mode=true, which "
+        "has the paper's W.",
+    ),
+    Rule(
+        f"recipe.weights.name {A}.loss_agg_mode",
+        lambda s: s.weights in TOKEN_MEAN and s.actor.loss_agg_mode != "token-mean",
+        "these weights make means over the batch's tokens into others, not means over responses. "
+        f"Set {A}.loss_agg_mode=token-mean.",
+    ),
     Rule(KL_TYPE, lambda s: has_no_gradient(s.config), NO_GRADIENT),
     Rule(
         f"{LOSS} {A}.use_dynamic_bsz {A}.ppo_micro_batch_size_per_gpu",

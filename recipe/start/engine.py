@@ -81,6 +81,11 @@ FIXED: list[Check] = [fixed_keys, own_folder_of_checkpoints, trainer_mode, separ
 FIXED += [
     available,
     Rule(
+        "recipe.run_dir",
+        lambda s: str(s.recipe.run_dir).startswith("~"),
+        "the shell expands ~ only at the beginning of a word. Use $HOME.",
+    ),
+    Rule(
         "trainer.resume_mode",
         lambda s: s.trainer.resume_mode not in ("auto", "resume_path", None),
         "verl would do this at every restart, so a run that is requeued would never end. Leave it "

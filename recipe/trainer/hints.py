@@ -65,7 +65,7 @@ def hinted_logprobs(
         if answer is None or control_token((answer,), tokenizer):
             continue
         earlier, question = turns_of(chat)
-        text = HINT.replace("{question}", question).replace("{solution}", answer)
+        text = HINT.format(question=question, solution=answer)
         try:
             prompt = renderer.render(extra[i]["template"], text, tokenizer, earlier)
         except RenderError:

@@ -462,6 +462,10 @@ def test_run_folders_and_their_lines_give_the_same(
         ["--arm", "grpo", str(runs["grpo"][0])],
         [str(tmp_path), *read],
         [str(tmp_path)],
+        [*map(str, runs["grpo"][:2]), "--k", "2"],
+        [*read, "--out", str(tmp_path / "page")],
+        [*read, "--arm", "cw"],
+        [*read, "--lines", str(tmp_path / "typo.jsonl")],
         [],
     ):
         assert main(wrong) == 2

@@ -430,12 +430,12 @@ python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=8 \\
     "trainer.logger=['console','wandb']" \\
     +trainer.val_before_train=False \\
-    actor_rollout_ref.actor.optim.lr=1.5e-06
+    actor_rollout_ref.actor.optim.lr=1.5e-06 trainer.experiment_name=2025-06-01
 
 Training from scratch
 step:0 - timing/gen:1.500 - critic/lr(1e-4):0.100 - val/test_score/openai/gsm8k:0.250
 the next step:1 is fine, and so is step:9
-step:1 - timing/gen:2.000 - actor/ppo_kl:-0.001 - perf/throughput:10.250Progress:  50%|##
+step:1 - timing/gen:2.000 - glued:0.50.7 - actor/ppo_kl:-0.001 - perf/throughput:10.250Bar:  50%|
 """
 
 
@@ -448,6 +448,7 @@ def test_an_old_log_by_hand() -> None:
         "trainer.logger": ["console", "wandb"],
         "trainer.val_before_train": False,
         "actor_rollout_ref.actor.optim.lr": 1.5e-06,
+        "trainer.experiment_name": "2025-06-01",
     }
 
 

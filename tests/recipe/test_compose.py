@@ -4,6 +4,7 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from recipe import train
 from recipe.config import compose
 from recipe.config.base import quoted
 from recipe.errors import ConfigError
@@ -83,6 +84,31 @@ def test_stale_rollouts_are_corrected_by_default(
 ) -> None:
     config = compose.compose_config("toy", overrides)
     assert config.algorithm.rollout_correction.rollout_is == correction
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.apply_chat_template_kwargs=false",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision=bf16",
+        "actor_rollout_ref.model.override_config=2",
+        "actor_rollout_ref.model.override_config=eager",
+    ],
+)
+def test_an_open_section_takes_no_value(override: str) -> None:
+    with pytest.raises(ConfigError, match="this is a section of keys"):
+        compose.compose_config("toy", [override])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["grpo", "--model", "", "--data", ""], ["toy", "--data", " "], ["toy", "--set", "LR=1"]],
+)
+def test_options_without_effect_are_refused(arguments: list[str]) -> None:
+    try:
+        assert train.main(arguments) == 2
+    except SystemExit as error:
+        assert error.code == 2
 
 
 def test_the_window_is_read_only_by_the_asynchronous_trainer() -> None:

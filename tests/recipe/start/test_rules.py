@@ -21,7 +21,7 @@ from recipe.machine import host
 from recipe.machine.shapes import LAYERS
 from recipe.run.folder import RunFolder
 from recipe.start import attention, checks, functions
-from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, uncorrected
+from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, on_policy, uncorrected
 from recipe.start.engine import ENGINE, adapted
 from recipe.start.functions import NAMES
 from recipe.start.resume import same_run
@@ -78,6 +78,10 @@ REFUSED = [
     (f"{SDPO} {VERIFIER}", "sdpo recipe.reward.verifiers"),
     (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
     ("recipe.advantage.name=gdpo recipe.reward.format_weight=0.3", "arguments.format_weight"),
+    ("recipe.advantage.name=gdpo recipe.reward.format_weight=0", "arguments.format_weight"),
+    (f"{FILTER} recipe.advantage.name=grpo_lead recipe.reward.format_weight=0", "all right"),
+    ("{LOSS}=vespo {C}.rollout_is=sequence", "{LOSS}=vespo {C}.rollout_is=sequence"),
+    (f"recipe.weights.name=balanced {SEQUENCE}", "recipe.weights.name=balanced {A}.loss_agg_mode"),
     ("recipe.advantage.name=maxrl", "maxrl recipe.reward.format_weight"),
     (f"{NONE} {WEIGHTS}", "recipe.advantage.name recipe.weights.name"),
     (GAE, "recipe.advantage.name=verl:gae critic.enable"),
@@ -159,6 +163,7 @@ REFUSED += [  # verl and its engines
     (f"{ATTENTION}=kernels-community/flash-attn2", "attn_implementation kernels"),
     (f"{ATTENTION}=no_such_attention", "attn_implementation unknown"),
     (f"{ATTENTION}=torch_varlen", "attn_implementation trainer.device=cpu"),
+    ("recipe.run_dir='~/runs/x'", "recipe.run_dir=~/runs/x $HOME"),
     (f"{SOFT_CAP}=50", f"{ATTENTION}=sdpa attn_logit_softcapping=50"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
@@ -245,6 +250,22 @@ def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
 def test_stale_rollouts_without_a_correction_are_noted(toy: Any, changes: str, notes: int) -> None:
     """`toy` is composed without the mode, so its correction is off."""
     assert len(errors(toy, changes, [uncorrected])) == notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ("{LOSS}=gspo", 0),  # two mini-batches
+        ("{LOSS}=gspo {A}.ppo_mini_batch_size=16", 1),
+        ("{LOSS}=vanilla {A}.ppo_mini_batch_size=16", 0),
+        ("{LOSS}=vespo {A}.ppo_mini_batch_size=16 {C}.rollout_is=token", 0),
+        (f"{{LOSS}}=gspo {{A}}.ppo_mini_batch_size=16 {TA}", 0),  # the ratio is anchored
+    ],
+)
+def test_losses_that_differ_by_their_ratio_alone_are_noted(
+    toy: Any, changes: str, notes: int
+) -> None:
+    assert len(errors(toy, changes, [on_policy])) == notes
 
 
 OWN = """
