@@ -65,6 +65,7 @@ def commands_of(text: str) -> list[Command]:
 def command_of(line: str) -> Command | None:
     """Return the command of a line with placeholders filled; None if it is not ours."""
     words = shlex.split(OPTIONAL.sub(r"\1", line.removeprefix("$ ")), comments=True)
+    words = [re.sub("^~(?=/)", str(Path.home()), word) for word in words]  # as a shell does
     while words and re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
     match words:
