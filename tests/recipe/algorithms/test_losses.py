@@ -12,7 +12,7 @@ from verl.workers.config import ActorConfig
 import recipe.algorithms.gmpo  # noqa: F401  (registers the loss)
 from recipe.algorithms.fipo import FIPOLossConfig
 from recipe.algorithms.vespo import VESPOLossConfig
-from recipe.start.algorithm import HOMOGENEOUS
+from recipe.start.algorithm import BY_RATIO, HOMOGENEOUS
 
 ROWS, TOKENS = 6, 5
 
@@ -62,7 +62,7 @@ def test_verls_own_is_too_large_by_the_number_of_micro_batches() -> None:
     assert sum(parts) == pytest.approx(2 * loss("geo_mean", slice(0, ROWS), config(None)))
 
 
-def gradient(name: str, weights_BT: torch.Tensor) -> torch.Tensor:
+def gradient(name: str, weights_BT: torch.Tensor, *, moved: bool = True) -> torch.Tensor:
     """Of verl's loss `name` of advantages times weights, in the log-probability of every token."""
     from verl.workers.config.actor import ActorConfig
 
@@ -73,6 +73,8 @@ def gradient(name: str, weights_BT: torch.Tensor) -> torch.Tensor:
         ),
     )
     given = inputs()
+    if not moved:
+        given["log_prob"] = given["old_log_prob"].clone()
     given["log_prob"].requires_grad_()
     given["advantages"] = given["advantages"] * weights_BT
     # Means over tokens or responses are linear, and SAPO and GMPO know only the latter.
@@ -92,6 +94,15 @@ def test_a_weight_on_the_advantage_is_a_weight_on_the_tokens_gradient(name: str)
     plain = gradient(name, torch.ones(ROWS, TOKENS))
     assert (plain != 0).sum() > 10
     torch.testing.assert_close(gradient(name, WEIGHTS_BT), WEIGHTS_BT * plain, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", BY_RATIO)
+def test_at_ratio_1_a_loss_by_ratios_has_vanillas_gradient(name: str) -> None:
+    """What the start says of one optimizer step per batch."""
+    ones, close = torch.ones(ROWS, TOKENS), {"atol": 1e-9, "rtol": 1e-6}
+    plain = gradient("vanilla", ones, moved=False)
+    torch.testing.assert_close(gradient(name, ones, moved=False), plain, **close)
+    assert not torch.allclose(gradient(name, ones), gradient("vanilla", ones), **close)
 
 
 MASK_BT = torch.tensor([[1.0, 1, 1], [1, 1, 0]]).double()
