@@ -118,6 +118,8 @@ def make_question(
     """
     if isinstance(answers, str):
         raise QuestionError(f"answers must be a list of strings, got the string {answers!r}")
+    if not isinstance(system, str | None):
+        raise QuestionError("the content of a system message is no text. Write or drop it.")
     text, golds = text.strip(), tuple(dict.fromkeys(answer.strip() for answer in answers))
     if not text:
         raise QuestionError("the question text is empty")
@@ -344,9 +346,14 @@ def write_parquet(
 
 
 def turns_of(chat: Iterable[Mapping[str, Any]]) -> tuple[Turns, str]:
-    """Return the messages before the question, and the question, which ends the chat."""
-    *earlier, (_, text) = ((str(turn["role"]), str(turn["content"])) for turn in chat)
-    return tuple(earlier), text
+    """Return the messages before the question, and the question, which ends the chat.
+
+    Raises QuestionError for a message without role or text.
+    """
+    turns: list[tuple[Any, Any]] = [(turn.get("role"), turn.get("content")) for turn in chat]
+    if not all(isinstance(part, str) for turn in turns for part in turn):
+        raise QuestionError("a message has no role, or no text as its content. Write or drop it.")
+    return tuple(turns[:-1]), turns[-1][1]
 
 
 def user_text(

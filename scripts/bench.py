@@ -64,7 +64,9 @@ def train(example: str, run_dir: Path, steps: int, settings: Sequence[str]) -> l
     command += [f"trainer.total_training_steps={steps}", "trainer.save_freq=-1"]
     command += ["trainer.test_freq=-1", "trainer.val_before_train=false", *overrides]
     if len(read_metrics(run_dir)) < steps:
-        subprocess.run(command, check=True, env={**os.environ, **variables})
+        done = subprocess.run(command, env={**os.environ, **variables})
+        if done.returncode:
+            sys.exit(done.returncode)  # the training has said why
     return read_metrics(run_dir)
 
 

@@ -308,13 +308,19 @@ def described(compared: Sequence[Compared], title: str) -> str:
 
 
 def each_run(lines: Iterable[Line], title: str) -> str:
-    """Return the accuracy of each run, in percent."""
-    texts = [title]
+    """Return the accuracy of each run, in percent, and its drop over three steps or more.
+
+    The drop is from the best to the last mean of three evaluations in a row.
+    """
+    texts, runs = [title], dict[str, list[float]]()
     for line in lines:
-        rate = 100 * np.mean(line["right"]) / line["n"]
-        texts.append(
-            f"  {line['arm']}_{line['seed']}, step {line['step']}, {line['set']}: {rate:.1f}"
-        )
+        run, rate = f"{line['arm']}_{line['seed']}", 100 * np.mean(line["right"]) / line["n"]
+        texts.append(f"  {run}, step {line['step']}, {line['set']}: {rate:.1f}")
+        runs.setdefault(f"{run}, {line['set']}", []).append(rate)
+    for name, rates in runs.items():
+        if len(rates) >= 3:
+            means = sliding_window_view(rates, 3).mean(axis=1)
+            texts.append(f"  {name}: drop {means.max() - means[-1]:.1f}")
     return "\n".join(texts)
 
 

@@ -243,16 +243,19 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _compare_protocols(paths: Sequence[Path]) -> None:
-    """Print the contrasts of protocols that have all their runs: no verdict on a part of them."""
+    """Print the contrasts of protocols that have all their runs: no verdict on a part of them.
+
+    A pilot or search, which has no primary contrast, shows the runs that it has.
+    """
     primary, texts = [], []
     for protocol, lines in map(arms.read_protocol, paths):
+        if not protocol.primary:
+            texts.append(arms.each_run(lines, f"{protocol.claim}, each run"))
         if lacking := protocol.lacking(lines):
             print(f"note: {protocol.claim}: not complete, runs without lines: {lacking}")
             continue
         if protocol.primary:
             primary.append(arms.compare_arms(lines, protocol.primary))
-        else:
-            texts.append(arms.each_run(lines, f"{protocol.claim}, each run"))
         if others := [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]:
             texts.append(arms.described(others, f"{protocol.claim}, exploratory"))
         texts += [arms.gate_text(lines, gate) for gate in protocol.gates]

@@ -120,7 +120,10 @@ def _picked(checkpoint: Evaluated) -> str:
 
 
 def _license(card: Path) -> str | None:
-    loaded = ModelCard.load(card, ignore_metadata_errors=True) if card.is_file() else None
+    try:
+        loaded = ModelCard.load(card, ignore_metadata_errors=True) if card.is_file() else None
+    except (ValueError, yaml.YAMLError):  # broken metadata of somebody else
+        return None
     return loaded.data.license if loaded else None
 
 

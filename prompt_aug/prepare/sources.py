@@ -373,7 +373,7 @@ def to_question(
         split=split,
         level=level,
         rephrasings=row.get(JOINED, ()),
-        system=next((str(m["content"]) for m in chat if m.get("role") == "system"), None),
+        system=next((m.get("content") for m in chat if m.get("role") == "system"), None),
     )
 
 

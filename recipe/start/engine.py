@@ -13,11 +13,13 @@ from prompt_aug.typed import shown
 from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
+from recipe.machine.memory import shards
 from recipe.machine.shapes import LAYERS
 from recipe.start.attention import ATTENTION, available, planned
 from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
+MESHES = tuple(f"{x}.fsdp_size" for x in (f"{A}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp"))
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
@@ -204,6 +206,17 @@ def sequence_parallelism(s: Setup) -> Iterator[str]:
         )
 
 
+def copies(s: Setup) -> Iterator[str]:
+    """Copies of the states, each divided over `fsdp_size` ranks, are on all GPUs."""
+    for key in MESHES:
+        if s.gpus % shards(s.get(key), s.gpus):
+            yield s.message(
+                key,
+                f"it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). "
+                "Set it to a divisor, or to -1 for one copy over all GPUs.",
+            )
+
+
 def micro_batches(s: Setup) -> Iterator[str]:
     """A micro-batch of a fixed size divides the rows of a rank."""
     if s.actor.use_dynamic_bsz or s.batch % s.mini or s.mini_rows % s.ranks:
@@ -225,7 +238,7 @@ def micro_batches(s: Setup) -> Iterator[str]:
             )
 
 
-SIZES: list[Check] = [engine_gpus, actor_rows, sequence_parallelism, micro_batches]
+SIZES: list[Check] = [engine_gpus, actor_rows, sequence_parallelism, copies, micro_batches]
 SIZES += [
     Rule(
         f"{A}.use_dynamic_bsz {R}.log_prob_use_dynamic_bsz",

@@ -16,7 +16,7 @@ from eval.ask.checkpoints import from_manifest
 from eval.scores.metrics import at_k, crossed, holm, no_signal, paired
 from eval.selection import main as select
 from eval.selection import pick_checkpoint
-from eval.show.arms import Contrast, Gate, compare_arms, gate_text, lines_of
+from eval.show.arms import Contrast, Gate, compare_arms, each_run, gate_text, lines_of
 from eval.show.compare import compare, main, read_side
 from eval.show.data import collect, scored_steps, summary
 from eval.show.tables import chosen, headline
@@ -376,6 +376,8 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0. Last means: 7 / 3, 10 / 3.
     assert result.means == pytest.approx((3 / 8, 0))
     assert result.lead == pytest.approx(1 / 8) and result.verdict == "seen"
+    one = each_run(lines, "")
+    assert "new_0, x: drop 37.5" in one and "base_1, x: drop 0.0" in one
     # At the last step 1 - 4 and 2 - 8: -4.5 +- t(0.975, 1) x 1.5.
     assert result.entropy == pytest.approx((-4.5 - 12.706 * 1.5, -4.5 + 12.706 * 1.5), abs=1e-3)
     low = [x | {"right": [0] * 20} if x["arm"] == "base" else x for x in lines]

@@ -127,6 +127,8 @@ def test_the_card_names_base_model_license_data_and_method(run: Path, tmp_path: 
     assert card_of(run, **start(snapshot)).data.base_model == "Owner/Base"
     base = tmp_path / "private" / "base"
     base.mkdir(parents=True)
+    (base / "README.md").write_text("---\nlicense: [mit\n---\n# Base\n")
+    assert card_of(run, **start(base)).data.license is None
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
     card = card_of(run, **start(base))
     assert (card.data.license, card.data.base_model) == ("mit", None)

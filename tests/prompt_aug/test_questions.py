@@ -224,6 +224,7 @@ def turns(roles: str) -> dict[str, Any]:
         (turns("user assistant user"), "the column 'prompt' has 2 user messages"),
         (turns("system user assistant"), "has the roles system, user, assistant"),
         (turns("system"), "the column 'prompt' has no user message"),
+        ({"prompt": [{"role": "system"}, *turns("user")["prompt"]]}, "a message has no"),
         ({"prompt": ' [{"role": "user", "content": "Q?"}]'}, "holds a chat as text"),
         ({"extra_info": '{"index": 1}'}, "is text"),
         ({"reward_model": {"ground_truth": ""}}, "no answer"),

@@ -136,6 +136,7 @@ REFUSED += [  # verl and its engines
         "trainer.n_gpus_per_node=6 trainer.nnodes=2 {R}.tensor_model_parallel_size=4",
         "{R}.tensor_model_parallel_size=4 nodes",
     ),
+    ("trainer.n_gpus_per_node=4 {A}.fsdp_config.fsdp_size=3", "{A}.fsdp_config.fsdp_size=3 4 GPUs"),
     # verl's new key of the actor does not hold for the reference model, the old one does.
     (
         f"trainer.n_gpus_per_node=2 {HALVES} {{A}}.fsdp_config.ulysses_sequence_parallel_size=2 "
