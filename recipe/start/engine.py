@@ -19,7 +19,6 @@ from recipe.start.attention import ATTENTION, available, planned
 from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
-MESHES = tuple(f"{x}.fsdp_size" for x in (f"{A}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp"))
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
@@ -208,10 +207,11 @@ def sequence_parallelism(s: Setup) -> Iterator[str]:
 
 def copies(s: Setup) -> Iterator[str]:
     """Copies of the states, each divided over `fsdp_size` ranks, are on all GPUs."""
-    for key in MESHES:
-        if s.gpus % shards(s.get(key), s.gpus):
+    used = {f"{A}.fsdp_config": True, f"{REF}.fsdp_config": s.reference, "critic.fsdp": s.critic}
+    for section in (name for name, is_used in used.items() if is_used):
+        if s.gpus % shards(s.get(f"{section}.fsdp_size"), s.gpus):
             yield s.message(
-                key,
+                f"{section}.fsdp_size",
                 f"it does not divide the {s.gpus} GPUs (trainer.nnodes x trainer.n_gpus_per_node). "
                 "Set it to a divisor, or to -1 for one copy over all GPUs.",
             )
