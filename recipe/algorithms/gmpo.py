@@ -1,5 +1,10 @@
 """GMPO with the right scale: verl's own loss, independent of the micro-batch size.
 
+For a response of T tokens with advantage A (arXiv 2507.20673):
+
+    x_t = log p_t - log p_old_t
+    y_t = sign(A) min(sign(A) x_t, sign(A) clip(x_t, -low, high)),   loss = -A exp(sum_t y_t / T)
+
 verl 0.9.1's ``geo_mean`` takes a plain mean over the sequences of a micro-batch, and its engine
 adds up the losses of the micro-batches. With k of them the policy term is k times too large, which
 also changes the weight of gradient clipping and of the KL term. All other losses of verl divide by
