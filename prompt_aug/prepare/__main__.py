@@ -89,6 +89,9 @@ def _arguments(record: Any, path: Path) -> dict[str, Any]:
     """Return the arguments of `load_rows`, and the text column, of the record of a benchmark."""
     if not isinstance(record, Mapping) or not (record.get("hub") or record.get("file")):
         raise SourceError(f"{path} is no record of a benchmark: it has neither hub nor file")
+    texts = ("hub", "file", "config", "revision", "split", "text")
+    if wrong := [key for key in texts if not isinstance(record.get(key), str | None)]:
+        raise SourceError(f"{path}: {wrong[0]}={record[wrong[0]]}: not text. Correct it.")
     source = str(path.parent / record["file"]) if record.get("file") else str(record["hub"])
     arguments = {key: record.get(key) for key in ("config", "revision", "text")}
     return {"source": source, "split": record.get("split", "test")} | arguments

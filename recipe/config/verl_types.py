@@ -58,6 +58,7 @@ TYPES: dict[str, Any] = {
     "model_engine": Literal["dp"],
     **dict.fromkeys(POSITIVE, Positive),
     **dict.fromkeys(POSITIVE_OR_NULL, Positive | None),
+    **dict.fromkeys(("custom_cls.path", "custom_cls.name"), Text | None),
     "optim.total_training_steps": Any,  # -1: verl sets it
     "data.train_max_samples": OrAll,
     "data.val_max_samples": OrAll,

@@ -46,10 +46,10 @@ class Shape:
         """
         kind = str(config.get("model_type"))
         config = DEFAULTS.get(kind, {}) | config
-        missing = [name for name in FIELDS if name not in config]
+        missing = [x for x in FIELDS if not (isinstance(config.get(x), int) and config[x] > 0)]
         experts = [name for name in config if "expert" in name]
         if missing or experts:
-            why = f"it has {experts[0]}" if experts else f"it has no {', '.join(missing)}"
+            why = f"it has {experts[0]}" if experts else f"no number of {', '.join(missing)}"
             raise ConfigError(
                 f"model_type {kind}: {why}. Only dense decoders are estimated. Name one of the "
                 "same size: recipe.model_path=..."

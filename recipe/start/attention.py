@@ -43,7 +43,7 @@ def recorded(s: Setup) -> str | None:
 def available(s: Setup) -> Iterator[str]:
     """The attention exists, its package is installed, and torch_varlen can compute the run."""
     for key in KEYS if s.critic else KEYS[:1]:
-        if (name := s.get(key) or recorded(s)) is None:
+        if not (name := str(s.get(key) or recorded(s) or "")):
             continue
         remedy = "set null" if s.get(key) else "choose another recipe.run_dir: it began so"
         if name in PACKAGES or "/" in name:  # transformers takes those it lacks from `kernels`

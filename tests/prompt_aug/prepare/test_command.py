@@ -121,9 +121,11 @@ def test_the_records_of_benchmarks_say_what_to_keep_out(
         patch.setattr(prepare, "KNOWN", records / "known.yaml")
         assert prepare.load_benchmarks(["pears"]).keys() == {"pears"}
     assert "\naime24:" in prepare.KNOWN.read_text()
-    (records / "pears.yaml").write_text("questions: 1\n")
-    assert prepare.main([source, out, "--against", str(records / "pears.yaml")]) == 1
-    assert "pears.yaml is no record of a benchmark" in capsys.readouterr().err
+    wrong = {"": "is no record of a benchmark", "file: pears.jsonl\ntext: [a]": "text=['a']: not"}
+    for content, why in wrong.items():
+        (records / "pears.yaml").write_text(f"questions: 1\n{content}\n")
+        assert prepare.main([source, out, "--against", str(records / "pears.yaml")]) == 1
+        assert why in capsys.readouterr().err
 
 
 def test_columns_and_lists(tmp_path: Path) -> None:

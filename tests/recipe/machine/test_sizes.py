@@ -23,9 +23,10 @@ from prompt_aug.prepare import sources
 from prompt_aug.questions import held_out_of, manifest_of, read_parquet
 from recipe import shortcut, train
 from recipe.config.compose import compose_config, on_this_machine
+from recipe.errors import ConfigError
 from recipe.machine import host, sizes
 from recipe.machine.memory import FAST, GPUS, SLOW, Estimate, Gpu, Speed, gpu_of
-from recipe.machine.shapes import LAYERS, Shape, known_shape, shape_of
+from recipe.machine.shapes import FIELDS, LAYERS, Shape, known_shape, shape_of
 from recipe.start.machine import cpu_engine, cpu_memory, gpu_memory, numbers
 from recipe.start.rules import Setup
 
@@ -308,6 +309,15 @@ def test_parameters_are_those_that_the_models_are_known_by() -> None:
     untied = shape_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B").parameters
     assert untied == 1_543_714_304 + 233_373_696
     assert shape_of("Qwen/Qwen3-1.7B").parameters == 1_720_574_976
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [({"num_attention_heads": 0}, "num_attention_heads"), ({"num_experts": 8}, "num_experts")],
+)
+def test_a_model_without_a_shape(of: dict[str, int], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Shape.of(dict.fromkeys(FIELDS, 4) | of)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])

@@ -163,6 +163,7 @@ REFUSED += [  # verl and its engines
     (f"{ATTENTION}=flash_attention_3", "attn_implementation flash-attn-3 kernels"),
     (f"{ATTENTION}=kernels-community/flash-attn2", "attn_implementation kernels"),
     (f"{ATTENTION}=no_such_attention", "attn_implementation unknown"),
+    (f"{ATTENTION}=2", "attn_implementation unknown"),
     (f"{ATTENTION}=torch_varlen", "attn_implementation trainer.device=cpu"),
     ("recipe.run_dir='~/runs/x'", "recipe.run_dir=~/runs/x $HOME"),
     (f"{SOFT_CAP}=50", f"{ATTENTION}=sdpa attn_logit_softcapping=50"),

@@ -46,7 +46,7 @@ recipe.seed=4294967296      recipe.augment.bank=/nowhere/bank.yaml     recipe.au
 recipe.augment.templates=[qwen-math,qwen-math]
 recipe.advantage.name=os.path.join          recipe.advantage.arguments={{zzz:1}}
 recipe.weights.name=cosine  recipe.history.weight=0
-recipe.dynamic_sampling.on_exhausted=rollback
+recipe.dynamic_sampling.on_exhausted=rollback   data.custom_cls.path=true
 """.split()
 
 
