@@ -49,7 +49,7 @@ class Shape:
         missing = [x for x in FIELDS if not (isinstance(config.get(x), int) and config[x] > 0)]
         experts = [name for name in config if "expert" in name]
         if missing or experts:
-            why = f"it has {experts[0]}" if experts else f"no number of {', '.join(missing)}"
+            why = f"it has {experts[0]}" if experts else f"no number above 0: {', '.join(missing)}"
             raise ConfigError(
                 f"model_type {kind}: {why}. Only dense decoders are estimated. Name one of the "
                 "same size: recipe.model_path=..."
