@@ -192,8 +192,9 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
         return False
     if len(golds) > MAX_ITEMS:
         return _ask(gold, pred, oracle)
-    if _have_places(golds):
-        return all_of(_member(g, p, oracle) for g, p in zip(golds, preds, strict=True))
+    if (places := _places(golds, preds)) or _have_places(golds):
+        pairs = places or [list(zip(golds, preds, strict=True))]
+        return any_of(all_of(_member(g, p, oracle) for g, p in each) for each in pairs)
     undecided = False
     for item in golds:
         results = [_member(item, p, None) for p in preds]
@@ -211,6 +212,32 @@ def _unordered(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
             return False
         preds.remove(match)
     return None if undecided else True
+
+
+def _places(golds: list[Node], preds: list[Node]) -> list[list[tuple[Node, Node]]]:
+    r"""Return how values with names belong together, if their order does not matter by itself.
+
+    AB = 9, CD = 4 is CD = 4, AB = 9 and 9, 4, but not 4, 9; f = 1, g = 2 is not f = 2, g = 1;
+    3 red, 4 blue is not 4 red, 3 blue. But x_1 = 1, x_2 = 2 is 2, 1: roots have no order.
+    """
+    names, theirs = [_name(item) for item in golds], [_name(item) for item in preds]
+    if not 1 < len(golds) == len({*names} - {""}):
+        return []
+    if {*theirs} == {*names}:
+        return [list(zip(sorted(golds, key=_name), sorted(preds, key=_name), strict=True))]
+    if any(theirs) or len({name.partition("_")[0] for name in names}) < len(names):
+        return []
+    orders = golds, sorted(golds, key=_name)  # as written, or by the names
+    return [list(zip(order, preds, strict=True)) for order in orders]
+
+
+def _name(item: Node) -> str:
+    """Return what names a value of a list: its label, or the words after it."""
+    return _label(item) or flat(item.text.removeprefix(split_unit(item.text)[0]))
+
+
+def _label(item: Node) -> str:
+    return _FUNCTION.sub("", re.sub(r"[{}\s]", "", TEXT.sub(r"\1", item.label)))
 
 
 def _have_places(items: list[Node]) -> bool:
@@ -290,8 +317,7 @@ def _labels_contradict(gold: Node, pred: Node) -> bool:
 
     One function may have two names (y, f(x)), and words ("area") may name any letter.
     """
-    plain = (re.sub(r"[{}\s]", "", TEXT.sub(r"\1", node.label)) for node in (gold, pred))
-    names = [_FUNCTION.sub("", label) for label in plain]
+    names = [_label(node) for node in (gold, pred)]
     if names[0] == names[1] or not all(names):
         choice = names[1:] if _CHOICE.fullmatch(gold.text) and not names[0] else []
         return bool(choice) and bool(re.fullmatch("[A-J]", names[1])) and names[1] not in gold.text

@@ -32,7 +32,8 @@ _FIRST_SPAN = re.compile(
     rf"\s{{0,9}}({_SPAN})(?!\s{{0,3}},?\s{{0,3}}\b(?:and|or)\b(?!\s+we\s+are\s+done)|\s{{0,3}},(?!\s{{0,3}}{_REMARK_WORD}))"
 )
 _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
-_SO = r"(?:,?[ \t]{0,2}(?:therefore|thus|hence|then|so|simply|just|indeed)\b,?[ \t]{0,4})"
+_ADVERB = "therefore|thus|hence|then|so|simply|just|indeed|exactly|approximately|about"
+_SO = rf"(?:,?[ \t]{{0,2}}(?:{_ADVERB})\b,?[ \t]{{0,4}})"
 _PHRASE = re.compile(
     rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is(?![a-z])|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?"
     r"|####:?"
@@ -66,10 +67,10 @@ _ASKS = re.compile(
 )
 _FINDS = re.compile(r"(?::|\b(?:that|get|gets|gives?|obtain|have|yields?))$")
 _LIST_OPEN = re.compile(r"(?:,|\band|\bor)$")
-_COPULA = re.compile(r"(?:\b(?:is|are|equals?|equal to|be)|'s)\b:?\s+|=\s*")
+_COPULA = re.compile(r"(?:\b(?:is|are|equal to|equals?|be)|'s)\b:?\s+|=\s*")
 _NUMBER = r"-?\d[\d,]{0,40}(?:\.\d{1,40})?"
 _AMOUNT = rf"{_NUMBER}(?:/\d{{1,20}})?(?:\s?\\?%)?"
-_ANY_AMOUNT = re.compile(rf"(?<![\w.,/$]){_AMOUNT}(?!\w)")
+_ANY_AMOUNT = re.compile(rf"(?<![\w.,/$\\])(?:\\?\$)?{_AMOUNT}(?!\w)")
 _COMMAND = re.compile(rf"{TEXT_PATTERN}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _KNOWN = frozenset("and or sin cos tan log ln exp".split())
@@ -106,6 +107,7 @@ _OPEN_END = re.compile(
     r"|excluding|times|base|less|more|minus|plus|anti))$",
     re.IGNORECASE,
 )
+_EVENT = re.compile(r"\b(?:probability|chance)s?\b[^.$\n]{1,80}?(?=\bis\b|=)", re.IGNORECASE)
 _DENIES = re.compile(
     r"\b(?:not|cannot|can['’]t|isn['’]t|never|false|wrong|incorrect|at least|at most)\b",
     re.IGNORECASE,
@@ -204,7 +206,9 @@ def conclusion(text: str) -> str | None:
     if not (concludes and closed) and (not short or last_break or _ASKS.search(text)):
         return None
     sentence = text[start:].rstrip(" .!*\n")
-    if _DENIES.search(sentence) or ("answer" in sentence and _SUPPOSED.search(sentence)):
+    if _DENIES.search(_EVENT.sub("", sentence)) or (
+        "answer" in sentence and _SUPPOSED.search(sentence)
+    ):
         return None
     if value := _after_copula(sentence):
         return value

@@ -52,7 +52,11 @@ _END = (
 _PRICE = re.compile(rf"{_CURRENCY}\s*({_MONEY}){_END}|(?<![\w.}}])({_MONEY})\s*{_CURRENCY}{_END}")
 
 _FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
-_FONTS = re.compile(rf"\\(?:{_FONT}|operatorname\*?)\s*\{{([^{{}}]*)\}}")
+_FONTS = re.compile(
+    rf"\\(?:{_FONT}|operatorname\*?)\s*\{{((?:[^{{}}^]|\^\{{-?\d\}}|\^(?!\{{))*)\}}"
+)
+_NESTED_FONT = re.compile(rf"\\(?:{_FONT})(?=\s*\{{[^{{}}]*\{{)")
+_RATE = re.compile(r"(\\text\{[^{}]*)\}\s*/\s*\\text\{")
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
@@ -79,6 +83,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\(?:dots|ldots|cdots)(?![a-z])", "..."),
         (r"\^\s*(?:\{\s*)?\\(?:circ|degree)(?![a-z])\s*\}?|\\degree(?![a-z])", r"\\degree "),
+        (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-z]))", "'"),
         # 28 pct: tests of Math-Verify
         (r"\\%|\s*(?<![a-zA-Z])(?:per ?cent|pct\.?)(?![a-zA-Z])", "%"),
@@ -97,6 +102,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 # Keeps an ellipsis, except after a decimal: "5, ..." is not 5.
 _TRAILING = re.compile(r"(?<![\s.,;:])(?![\s.,;:]*\.{3})[\s.,;:]+$")
+_ACCENTED = re.compile(r"(\\(?:mathbb|mathcal|vec|hat|bar|tilde|d?dot|overline))\{(\w|\\[a-z]+)\}")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 # Remarks in brackets after an answer; golds and answers of MathArena have "(about 18.9 cards)".
 _NEAR = re.compile(
@@ -123,6 +129,7 @@ def canonical(text: str) -> str:
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = _FONTS.sub(_text, text)
+    text = _RATE.sub(r"\1/", _NESTED_FONT.sub("", text))
     while "{" in text and (shown := _IDLE_BRACES.sub(r"\1", text)) != text:
         text = shown
     return remark_as_unit(_TRAILING.sub("", text).strip())
@@ -189,7 +196,7 @@ def _script(match: re.Match[str]) -> str:
 
 
 def _text(match: re.Match[str]) -> str:
-    words = " ".join(match.group(1).split())
+    words = " ".join(re.sub(r"\^\{(-?\d)\}", r"^\1", match[1]).split())
     if words.strip(" ,") in ("", "and", "or"):
         return f" {words.strip(' ,')} "
     if measured := re.fullmatch(r"(-?\d[\d.,]*) ([A-Za-z]\D*)", words):
@@ -216,7 +223,7 @@ def squeeze(text: str) -> str:
     r"""Return the spelling to compare: spaces only between digits, no idle braces."""
     text = _TRAILING.sub("", TEXT.sub(r" \1 ", text))
     text = re.sub(r"\s+(?!\d)|(?<!\d)\s+", "", text)
-    return _SHORT_SCRIPT.sub(r"\1\2", text)
+    return _ACCENTED.sub(r"\1\2", _SHORT_SCRIPT.sub(r"\1\2", text))
 
 
 def is_balanced(text: str) -> bool:

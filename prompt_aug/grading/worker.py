@@ -105,17 +105,19 @@ def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
     return lambda number: int(value(number))
 
 
-def _parse(text: str) -> Any | None:
+def _parse(text: str, real: bool) -> Any | None:
     """Return all of `text` as one formula; None if any part cannot be read.
 
-    `math_verify.parse` would look for a formula inside: `< \\frac{3}{4}` would be 3/4.
+    `math_verify.parse` would look for a formula inside: `< \\frac{3}{4}` would be 3/4. Letters are
+    `real` numbers, and not the same as others of their name; beside other letters, i is one.
     """
     from latex2sympy2_extended import latex2sympy
-    from math_verify.parser import should_treat_as_complex
+    from sympy import I
 
     try:
-        real = not should_treat_as_complex(text)
-        return latex2sympy(text, is_real=real, normalization_config=None)
+        value = latex2sympy(text, is_real=real, normalization_config=None)
+        letters = getattr(value, "free_symbols", ())
+        return value.subs({x: I for x in letters if x.name == "i"}) if letters else value
     except (MemoryError, RecursionError, RefusedOperation):
         raise
     except Exception:  # sandboxed; the reader raises anything. What it was refused is in `_refused`
@@ -186,12 +188,14 @@ def judge(gold: str, pred: str) -> dict[str, str]:
     math-verify's own timeouts are off: they cannot interrupt a C call, and overwrite the deadline.
     """
     from math_verify import verify
+    from math_verify.parser import should_treat_as_complex
     from sympy import Expr, Integer, Symbol
 
     random.seed(0)  # sympy draws random points; the same pair must always get the same grade
-    if (target := _parse(pred)) is None:
+    real = not any(map(should_treat_as_complex, (gold, pred)))
+    if (target := _parse(pred, real)) is None:
         return {"status": "unparsable", "detail": "prediction"}
-    if (wanted := _parse(gold)) is None:
+    if (wanted := _parse(gold, real)) is None:
         return {"status": "wrong", "detail": "gold is not symbolic"}
     try:
         if isinstance(wanted, Symbol) and len(wanted.name) == 1 and isinstance(target, Expr):
