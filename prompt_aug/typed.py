@@ -123,7 +123,7 @@ def stored(*needed: str, **types: Any) -> type[BaseModel]:
     return create_model("Stored", __config__=ConfigDict(strict=True), **fields)
 
 
-def read_record(path: Path, *needed: str, **types: Any) -> dict[str, Any]:
+def read_record(path: Path, /, *needed: str, **types: Any) -> dict[str, Any]:
     """Return the record in a yaml or json file; raises FileError unless it is so `stored`."""
     record = read_typed(path, dict[Any, Any])
     for problem in problems(adapter(stored(*needed, **types)), record).values():
@@ -132,7 +132,7 @@ def read_record(path: Path, *needed: str, **types: Any) -> dict[str, Any]:
     return record
 
 
-def typed_lines(path: Path, *needed: str, **types: Any) -> Iterator[dict[str, Any]]:
+def typed_lines(path: Path, /, *needed: str, **types: Any) -> Iterator[dict[str, Any]]:
     """Yield the records of a file of JSON lines; raises FileError unless they are so `stored`."""
     check = adapter(stored(*needed, **types))
     return iter_lines(path, lambda record: not problems(check, record))

@@ -22,7 +22,6 @@ from prompt_aug.typed import read_typed
 from recipe.machine import model_files
 from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered, recorded_model
 
-MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 LARGE = 64 * 2**20  # bytes. Hashing 3 GB takes 10 s, and a run may have 198 checkpoints
 
 
@@ -116,7 +115,7 @@ def from_model(model: str) -> Checkpoint:
     if why := model_files.lacks_weights(folder):
         raise UserError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
-        files = {path.name: sha256(path) for path in _model_files(folder)}
+        files = {path.name: sha256(path) for path in model_files.loaded(folder)}
     own: dict[str, Any] = {"model": model, "identity": _identity(files), "files": files}
     run = folder.resolve().parent.parent
     if (folder / MANIFEST).is_file() and RunFolder(run).config.is_file():  # an export
@@ -141,7 +140,8 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
             problems.append(f"{name} is missing")
     if checkpoint.files:
         listed = {*checkpoint.files, MANIFEST}
-        problems += [f"{p.name} was added" for p in _model_files(folder) if p.name not in listed]
+        found = [path.name for path in model_files.loaded(folder)]
+        problems += [f"{name} was added" for name in found if name not in listed]
     if problems:
         raise UserError(
             f"{checkpoint.name}: {folder} differs from its manifest: {'; '.join(problems[:5])}. "
@@ -151,10 +151,6 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
     run = checkpoint.run  # loading a tokenizer takes a second, so it is read with the large files
     if run and checkpoint.files and most == math.inf and (start := recorded_model(run)[0]):
         model_files.compare(checkpoint.model, start, checkpoint.accepted)
-
-
-def _model_files(folder: Path) -> list[Path]:
-    return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 
 def _identity(files: Mapping[str, str]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # its import takes a second
 
 TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 STANDARD = ("temperature", "top_p")  # of OpenAI's parameters; others are extensions
-VLLM = "vllm"  # `owned_by` in its list of models
+VLLM, SGLANG = "vllm", "sglang"  # `owned_by` in their lists of models; SGLang has our defaults
+# Servers with defaults of their own, which get every parameter, under these names.
+NAMES: dict[str, dict[str, str]] = {VLLM: {}, "llamacpp": {"repetition_penalty": "repeat_penalty"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +46,13 @@ class Server:
                 f"{', '.join(sorted(self.models)) or 'none'}."
             )
         listed, named = self.models[model], {"model": model, "tokenizer": tokenizer or model}
-        identity = {"endpoint": self.endpoint.base_url, **named}
-        positions, root = listed.get("max_model_len"), listed.get("root")
+        owner, root, url = (listed.get("owned_by"), listed.get("root"), self.endpoint.base_url)
+        if owner not in (*NAMES, SGLANG):
+            beyond = ", ".join(name for name in SAMPLING if name not in STANDARD)
+            print(f"note: {url}: {beyond}: where they are not set, the server's own values apply")
+        # vLLM states the folder or hub id of its model, which stays when a server moves.
+        identity = {"endpoint": root if owner == VLLM and root else url, **named}
+        positions = listed.get("max_model_len")
         return Checkpoint(step=None, model=model, identity=identity, positions=positions, root=root)
 
     def tokenizer(self, checkpoint: Checkpoint) -> Any:
@@ -81,7 +88,8 @@ class RemoteEngine:
     def __init__(self, server: Server, checkpoint: Checkpoint, context: int) -> None:
         self._server, self._settings, self._context = server, server.settings, context
         self._listed = server.models[checkpoint.model]
-        self._vllm = self._listed.get("owned_by") == VLLM
+        owner = self._listed.get("owned_by")
+        self._vllm, self._names = owner == VLLM, NAMES.get(owner or "")
         self._end = end_of_turn(server.tokenizer(checkpoint))
 
     def facts(self) -> dict[str, Any]:
@@ -91,9 +99,9 @@ class RemoteEngine:
         return {"endpoint": self._server.endpoint.base_url, **reported}
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the JSON of a request; servers other than vLLM get fewer parameters.
+        """Return the JSON of a request; servers that are not in `NAMES` get fewer parameters.
 
-        vLLM takes missing ones from the model's generation_config.json, so all are sent to it.
+        vLLM takes missing ones from the model's generation_config.json, llama.cpp has top_k=40.
         """
         settings, ids = self._settings, request.prompt_token_ids
         body: dict[str, Any] = {
@@ -104,8 +112,9 @@ class RemoteEngine:
         }
         for name in SAMPLING:
             value = getattr(settings, name)
-            if self._vllm or name in STANDARD or value != Settings.model_fields[name].default:
-                body[name] = value
+            unset = value == Settings.model_fields[name].default
+            if self._names is not None or name in STANDARD or not unset:
+                body[(self._names or {}).get(name, name)] = value
         if self._vllm:  # it would drop tags that are special tokens, and the ends of a turn
             body |= {"skip_special_tokens": False, "stop_token_ids": sorted(self._end.ids)}
         if self._vllm and request.stop:

@@ -289,9 +289,10 @@ def majority(
     """Return maj@k: the share of questions whose most frequent answer among k samples is right.
 
     `answers_Qn` holds normal forms (`prompt_aug.grading.normal_form`). All right answers count as
-    one answer. None does not vote; without any vote the question is wrong. Tied answers share the
-    question: one right answer of two tied ones earns 1/2. With n > k samples this is the mean over
-    the n // k blocks of k samples.
+    one answer. None does not vote unless it is right, as a verifier may say of a text without an
+    answer; without any vote the question is wrong. Tied answers share the question: one right
+    answer of two tied ones earns 1/2. With n > k samples this is the mean over the n // k blocks
+    of k samples.
     """
     correct = np.asarray(correct_Qn, dtype=np.float64)
     samples = correct.shape[1]
@@ -301,7 +302,7 @@ def majority(
     for answers, right in zip(answers_Qn, correct, strict=True):
         for start in range(0, samples // k * k, k):
             pairs = zip(answers[start : start + k], right[start : start + k], strict=True)
-            votes = Counter((x, "" if x else answer) for answer, x in pairs if answer is not None)
+            votes = Counter((x, "" if x else a) for a, x in pairs if x or a is not None)
             most = max(votes.values(), default=0)
             tied = [float(x) for (x, _), count in votes.items() if count == most]
             won.append(np.mean(tied or [0.0]))

@@ -126,17 +126,20 @@ def _graded_line(
 def is_close(answer: str | None, golds: Sequence[str], tolerance: float) -> bool:
     """Return True if `answer` is a number within `tolerance` of one of the decimal `golds`.
 
-    Units that contradict the gold's are wrong at any distance, as they are for the grader.
+    Units that contradict the gold's are wrong at any distance, as they are for the grader. Percent
+    are hundredths of a gold below 1 that has none, as 45.1 % of 0.45.
     """
     number = None if answer is None else _number(answer)
     if number is None:
         return False
-    share = Fraction(str(tolerance))
-    values = filter(None, (_number(gold) for gold in golds if MEASURED.search(gold)))
-    return any(
-        abs(number[0] - value) <= share * abs(value) and not units_contradict(number[1], unit)
-        for value, unit in values
-    )
+    for gold in golds:
+        if MEASURED.search(gold) and (wanted := _number(gold)):
+            hundredths = "%" in str(answer) and "%" not in gold and abs(wanted[0]) < 1
+            error = abs(number[0] / (100 if hundredths else 1) - wanted[0])
+            near = error <= Fraction(str(tolerance)) * abs(wanted[0])
+            if near and not units_contradict(number[1], wanted[1]):
+                return True
+    return False
 
 
 def _number(text: str) -> tuple[Fraction, str | None] | None:
@@ -181,7 +184,8 @@ def read_questions(folder: BenchmarkFolder) -> Lines:
 
 ASKED = dict.fromkeys(("questions", "of", "samples"), int)
 ENTRY = {  # types of the keys of a benchmark's scores.json
-    **{"model": dict[str, Any], "settings": stored(*ASKED, **ASKED), "grader": str, "samples": int},
+    **{"model": dict[str, Any], "path": str, "settings": stored(*ASKED, **ASKED)},
+    **{"grader": str, "samples": int},
     **{"accuracy": float, "standard_error": float | None, "question_means": list[Share]},
     **{"pass_at_k": dict[str, float], "status_rates": dict[str, float], "truncation_rate": float},
     "mean_tokens": float | None,

@@ -33,7 +33,7 @@ REFUSALS = {  # of one prompt, by code or message
     "prompt_too_long": r"status 413|context.(length|size|window)|longer than|too long|`inputs`",
 }
 HALF = ("abort", "error")  # finish reasons of a server that shuts down
-ENDS = {"eos_token": "stop", "stop_sequence": "stop"}  # TGI's names
+ENDS = dict.fromkeys(("eos_token", "stop_sequence", "eos"), "stop")  # of TGI, TGI, Together
 NOTHING = Spending()
 WANTED: ContextVar[Spending] = ContextVar("reserved for each attempt")
 
@@ -178,9 +178,12 @@ class Channel(openai.DefaultAsyncHttpxClient):
         models: dict[str, dict[str, Any]] = {}
         for row in listed if isinstance(listed, list) else []:
             if isinstance(row, dict) and isinstance(row.get("id"), str) and row["id"].isprintable():
-                names = ("id", "owned_by", "root")
+                names = ("id", "owned_by", "root", "parent")
                 model = {name: row[name] for name in names if isinstance(row.get(name), str)}
                 models[row["id"]] = model | {"max_model_len": _tokens(row.get("max_model_len"))}
+        for model in models.values():  # vLLM states the context of an adapter at its base alone
+            if model["max_model_len"] is None and model.get("parent") in models:
+                model["max_model_len"] = models[model["parent"]]["max_model_len"]
         return models
 
     def _refused(self, error: openai.APIStatusError) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def export_start(run: Path, config: dict[str, Any], accept: Sequence[str]) -> No
         if start := recorded_model(run)[0]:
             manifest["accepted"] = model_files.compare(str(folder), start, accept)
         manifest["model_path"] = str(folder.resolve())
-        manifest["files"] = digests([p for p in folder.iterdir() if p.is_file()], folder)
+        manifest["files"] = digests(model_files.loaded(folder), folder)
     elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ExportError(f"the start model {name} is not there")
     else:

@@ -31,7 +31,13 @@ NO_LOGIT = {  # fields of config.json that change no logit; verl sets the last o
     "attn_implementation", "num_nextn_predict_layers", "mtp_num_hidden_layers", *IDS,
 }  # fmt: skip
 PROBE = "What is $\\frac{1}{2}$?\n\n\\boxed{3.5}.  It's\t1234567 e\u0301 É ﬁ½ 数 <b>"
+LOADED = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 POINTER = b"version https://git-lfs"  # begins the file that a clone without Git LFS has
+
+
+def loaded(folder: Path) -> list[Path]:
+    """Return the files that may be loaded of a model; README.md, for example, is none."""
+    return sorted({path for pattern in LOADED for path in folder.glob(pattern)})
 
 
 def lacks_weights(folder: Path) -> str:

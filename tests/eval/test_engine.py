@@ -267,6 +267,14 @@ def test_other_servers_get_no_parameter_of_vllm_and_stop_strings_are_applied_her
     assert (response["response"], response["finish_reason"]) == ("a END", "stop")
 
 
+def test_llama_cpp_gets_every_parameter_by_its_name() -> None:
+    """Its own values are top_k=40 and min_p=0.05."""
+    with server_of(echo, "llamacpp") as endpoint:
+        list(engine_at(endpoint.url).stream(requests(1)))
+        (body,) = endpoint.bodies
+    assert (body["top_k"], body["min_p"], body["repeat_penalty"]) == (0, 0.0, 1.0)
+
+
 def test_a_response_ends_at_the_end_of_its_turn() -> None:
     text = "<think>1</think> 2"
     reply = completion(f"{text}<|im_end|>\n<|im_start|>user\n3", "length")
@@ -375,6 +383,8 @@ def test_a_list_of_models_has_known_types_and_a_deadline(monkeypatch: pytest.Mon
     rows = [
         {"id": "a", "max_model_len": 10**400, "root": ["x"], "owned_by": {}},
         {"id": "b", "max_model_len": "999", "root": "/w", "more": [1]},
+        {"id": "adapter", "parent": "base"},
+        {"id": "base", "max_model_len": 7},
         *({"id": i} for i in ("\x1b[31mred", "a\nb", 3, None)),
     ]
     with serving(echo, rows) as endpoint:
@@ -382,6 +392,8 @@ def test_a_list_of_models_has_known_types_and_a_deadline(monkeypatch: pytest.Mon
     assert server.models == {
         "a": {"id": "a", "max_model_len": None},
         "b": {"id": "b", "root": "/w", "max_model_len": None},
+        "adapter": {"id": "adapter", "parent": "base", "max_model_len": 7},
+        "base": {"id": "base", "max_model_len": 7},
     }
     monkeypatch.setattr("prompt_aug.endpoint.client.LIST_SECONDS", 0.2)
     with serving(echo, Reply({}, delay=20)) as endpoint, pytest.raises(UserError, match=r"0\.2 s"):
@@ -428,3 +440,13 @@ def test_other_weights_under_the_same_name_need_another_folder(
         assert "root: '/ckpt/a' -> '/ckpt/b'" in capsys.readouterr().err
         assert main([*command, "--samples=2", "--temperature=1"]) == 0, "another folder"
     assert len(endpoint.bodies) == 3
+
+
+def test_a_server_that_moved_is_not_asked_again(tmp_path: Path) -> None:
+    """As of a job that another node takes up; vLLM states the folder of its model."""
+    asked = []
+    for _ in range(2):
+        with server_of(lambda n, b: Reply(chat(["3"])), root="/ckpt/a") as endpoint:
+            assert main(command_of(endpoint.url, tmp_path, 2)) == 0
+            asked.append(len(endpoint.bodies))
+    assert asked == [2, 0]

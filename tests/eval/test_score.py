@@ -66,6 +66,16 @@ def test_grading_again_uses_the_stored_responses(
     assert read_json(scored.scores)["benchmarks"]["toy"] == entry
 
 
+def test_an_entry_of_an_older_version_is_named(
+    scored: EvaluationFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with changing(scored.benchmark("toy").scores) as entry:
+        del entry["path"]
+    with pytest.raises(UserError, match="no scores of this model"):
+        regrade(scored)
+    assert "toy is left out" in capsys.readouterr().out
+
+
 def test_checkpoints_are_listed_in_the_order_of_their_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +162,9 @@ def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:
         (r"3.21\ \mathrm{cm}", r"3.2 \text{ cm}", True),
         ("3.21 m", "3.2 cm", False),
         (None, "2.5", False),
+        (r"45.1\%", "0.45", True),
+        (r"0.451\%", "0.45", False),
+        (r"45.1\%", r"45.0\%", True),
     ],
 )
 def test_only_numbers_near_a_measurement(answer: str | None, gold: str, close: bool) -> None:
@@ -308,4 +321,5 @@ def test_right_answers_count_as_one_answer() -> None:
     assert majority([["1/2", "0.5", "3", "3"]], [[1, 1, 0, 0]], 4) == 0.5
     assert majority([["1/2", "0.5", "3", "4"]], [[1, 1, 0, 0]], 4) == 1.0
     assert majority([["1/2", "3", "4", "4"]], [[1, 0, 0, 0]], 4) == 0.0
+    assert majority([[None]], [[1]], 1) == 1.0  # a verifier needs no answer
     assert majority([["b", "a"]], [[0, 1]], 2) == majority([["a", "b"]], [[1, 0]], 2) == 0.5

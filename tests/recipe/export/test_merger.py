@@ -138,6 +138,7 @@ def test_a_start_model_that_has_changed_since_the_run_began_is_no_step_0(started
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.5}))
     assert main([str(started), "--steps", "0"]) == 1
     assert main([str(started), "--steps", "0", "--accept", "config.json"]) == 0
+    (config.parent / "README.md").write_text("a card, which no loading reads")
     sweep_verify(find(started)[0])
 
 
