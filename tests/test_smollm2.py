@@ -8,6 +8,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 import smollm2
 import study
+import yaml
 from fake_engine import write_checkpoint
 
 from eval.show.arms import read_protocol
 from eval.show.compare import main as compare
+from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_lines, write_json, write_lines
 from prompt_aug.prepare.filters import OverlapIndex, overlapping, words
 from prompt_aug.questions import Question, read_parquet
@@ -361,12 +364,29 @@ def git(*arguments: str) -> str:
 def test_committed_protocols_are_whole(path: Path) -> None:
     protocol, _ = read_protocol(path)
     assert protocol.claim == path.stem
-    asked = {(name, step) for e in protocol.evaluations for name in e.sets for step in e.steps}
-    for c in (*filter(None, [protocol.primary]), *protocol.exploratory):
-        assert len({*protocol.arms[c.arm].seeds} & {*protocol.arms[c.baseline].seeds}) >= 2
-        assert {*c.cells} <= asked
-    for gate in protocol.gates:
-        assert gate.arm in protocol.arms and {(name, gate.step) for name in gate.sets} <= asked
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("primary", {"step": 39}, "('nucleus', 39)"),
+        ("primary", {"set": "nucleos"}, "nucleos"),
+        ("primary", {"arm": "cw_grpo"}, "cw_grpo"),
+        ("primary", {"k": 9}, "Take 9"),
+        ("arms", {"cw": {"seeds": [10, 30]}}, "two seeds"),
+        ("gates", [{"arm": "cw", "step": 40, "sets": ["asdiv_a", "nucleus", "greedy"]}], "Take 16"),
+        ("evaluations", [{"steps": [40], "benchmarks": ["asdiv_a=x:8", "asdiv_a=x:1"]}], "two of"),
+    ],
+)
+def test_a_protocol_that_could_not_be_evaluated_is_refused(
+    tmp_path: Path, part: str, change: Any, message: str
+) -> None:
+    """Else its runs would end, and their checkpoints be deleted, before anybody saw it."""
+    protocol = yaml.safe_load((STUDY / "CW_GRPO.yaml").read_text())
+    protocol[part] = {**protocol[part], **change} if isinstance(change, dict) else change
+    write_json(tmp_path / "CHANGED.yaml", protocol)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_protocol(tmp_path / "CHANGED.yaml")
 
 
 @pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)

@@ -6,6 +6,7 @@ A line is a run, a step and a question set, with the number of right samples of 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from prompt_aug.typed import (
     shown,
     typed_lines,
 )
-from recipe.config.evaluation import SAMPLING
+from recipe.config.evaluation import MOST_SAMPLES, SAMPLING
 from recipe.run.folder import read_config, select
 
 Line = Mapping[str, Any]
@@ -71,6 +72,11 @@ class Contrast(Record):
             return [(self.set, step) for step in range(self.drop, self.step + 1, self.drop)]
         return [(name, self.step) for name in (self.set, *self.drop)]
 
+    @property
+    def needs(self) -> dict[Cell, int]:
+        """The samples of each question that it needs."""
+        return dict.fromkeys(self.cells, max(self.k, self.not_below_k or 1))
+
     def measure(self, run: Sequence[Line], k: int, best: bool = True) -> FloatArray:
         """Return the measure of a run and its variance over samples, both by question.
 
@@ -99,6 +105,12 @@ class Gate(Record):
     arm: Text
     step: Count
     sets: Several[Text]
+
+    @property
+    def needs(self) -> dict[Cell, int]:
+        """The samples of each question that it needs."""
+        q0, *others = ((name, self.step) for name in self.sets)
+        return {q0: 8 * len(others), **dict.fromkeys(others, 8)}
 
 
 class Sweep(Record):
@@ -137,6 +149,30 @@ class Protocol(Record):
     primary: Contrast | None = None
     exploratory: Several[Contrast] = ()
     gates: Several[Gate] = ()
+
+    @model_validator(mode="after")
+    def asks_what_it_compares(self) -> "Protocol":
+        asked = dict[Cell, int]()
+        for sweep in self.evaluations:
+            for step, benchmark in product(sweep.steps, sweep.benchmarks):
+                cell, samples = (benchmark.partition("=")[0], step), benchmark.rpartition(":")[2]
+                if cell in asked:
+                    raise ValueError(f"evaluations: two of {cell}. Give its set another name.")
+                asked[cell] = int(samples) if samples.isdecimal() else MOST_SAMPLES
+        compared: list[tuple[Contrast | Gate, set[str]]] = [(g, {g.arm}) for g in self.gates]
+        for c in (*filter(None, [self.primary]), *self.exploratory):
+            compared.append((c, {c.arm, c.baseline}))
+        for one, arms in compared:
+            needs = one.needs
+            if lost := [*(arms - self.arms.keys()), *(needs.keys() - asked.keys())]:
+                raise ValueError(f"{one}: nothing is named {lost[0]}. Name what is run and asked.")
+            if len(set.intersection(*({*self.arms[arm].seeds} for arm in arms))) < 2:
+                raise ValueError(f"{one}: needs two seeds in all of {sorted(arms)}. Add them.")
+            if few := [cell for cell, samples in needs.items() if asked[cell] < samples]:
+                raise ValueError(
+                    f"{one}: {few[0]} has {asked[few[0]]} samples. Take {needs[few[0]]}."
+                )
+        return self
 
     def block(self, seed: int) -> list[str]:
         """Return the arms of a seed. Step 0 is evaluated with the first one."""
