@@ -6,6 +6,7 @@ Normalization is NFC, with each run of white space replaced by one space. The ui
 the row, the file, the source or the split, so the same question has the same draws everywhere.
 """
 
+import ast
 import hashlib
 import json
 import math
@@ -172,6 +173,8 @@ def from_row(row: Mapping[str, Any], reading: Reading = "one") -> Question:
             gold = answer_texts(gold)
         except QuestionError:  # of a verifier
             gold = json.dumps(gold, default=str)
+    if isinstance(gold, str) and len(one := listed(gold)) == 1:  # '["34"]' of Skywork-OR1
+        gold = one[0]
     level, rate = extra.get("level"), extra.get("pass_rate")
     # Another file's field of that name need not hold the gold, or be a list.
     named = isinstance(golds, list | tuple) and golds and gold in (None, *golds)
@@ -218,6 +221,18 @@ def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
     if not set(bare) & set(texts):
         texts = bare
     return texts if {*answers} <= {*LETTERS[: len(texts)]} else ()
+
+
+def listed(text: str) -> Sequence[str]:
+    """Return the strings of a list written as text, ``['9.6\\n']``; ``[0, 1]`` is one answer."""
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return [text]
+        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            return value
+    return [text]
 
 
 def _rate(value: Any) -> float | None:
@@ -281,7 +296,7 @@ def in_double(table: pa.Table) -> pa.Table:
         if isinstance(value, dict):
             return {name: decimal(part, kind.field(name).type) for name, part in value.items()}
         if pa.types.is_map(kind) and value is not None:
-            return [(key, decimal(part, kind.item_type)) for key, part in value]
+            return [{"key": key, "value": decimal(part, kind.item_type)} for key, part in value]
         if isinstance(value, list):
             return [decimal(part, kind.value_type) for part in value]
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind

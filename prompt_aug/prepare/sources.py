@@ -1,6 +1,5 @@
 """Rows of a local file, a local folder or a hub data set, and the column maps that read them."""
 
-import ast
 import csv
 import io
 import json
@@ -26,6 +25,7 @@ from prompt_aug.questions import (
     answer_texts,
     from_row,
     in_double,
+    listed,
     make_question,
     user_text,
 )
@@ -37,6 +37,7 @@ TEXT_COLUMNS = ("question", "problem", "prompt", "text")
 RENDERED = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|begin_of_text|>")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "ground_truth", "final_answer")
 VERL_COLUMNS = {"text": "prompt", "answer": "reward_model.ground_truth"}
+CONFIGS = re.compile(r"[Aa]vailable[\w ]*: \[(.+?)\]")  # of a data set, in the error of `datasets`
 IN_YAML = "name the file and the column in a yaml file, `{}: COLUMN`: eval/README.md"
 Numbered = list[tuple[int, Question]]  # with the row number in the source
 Refused = dict[int, str]  # why a row, by its number, is left out
@@ -108,6 +109,8 @@ def load_rows(
     except SourceError:
         raise
     except Exception as error:  # datasets raises many kinds of errors
+        if configs := CONFIGS.search(str(error)):
+            raise SourceError(f"{source}: name the folder of one of {configs[1]}.") from error
         remedy = ". Save it as UTF-8, not cp1252 or UTF-16" * isinstance(error, UnicodeError)
         raise SourceError(
             f"{source}: local data cannot be loaded: {_first_cause(error)}{remedy}"
@@ -148,7 +151,7 @@ def _from_hub(source: str, **arguments: Any) -> Any:
     try:
         return _exact(datasets.load_dataset(source, **arguments))
     except Exception as error:  # a gated, renamed or misspelled data set, a wrong split, ...
-        if configs := re.search(r"[Aa]vailable[\w ]*: \[(.+?)\]", str(error)):
+        if configs := CONFIGS.search(str(error)):
             raise SourceError(
                 f"{source}: choose a configuration, as {source}:NAME (in a yaml file `config`), of "
                 f"{configs[1]}"
@@ -216,6 +219,7 @@ def _exact(rows: Any) -> Any:
 
 def _csv_rows(path: Path) -> list[dict[str, str]]:
     text = path.read_bytes().decode("utf-8-sig")
+    csv.field_size_limit(2**31 - 1)  # Python's own limit is below a long solution
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         names = reader.fieldnames or ()
@@ -380,7 +384,7 @@ def to_question(
 def answers_of(row: Mapping[str, Any], columns: Columns) -> list[str]:
     """Return the answers of one row. Raises QuestionError if the column does not have them."""
     value = field_of(row, columns.answer or "")
-    golds = _listed(value) if isinstance(value, str) else answer_texts(value)
+    golds = listed(value) if isinstance(value, str) else answer_texts(value)
     return [_answer(gold, columns.answer_from) for gold in golds]
 
 
@@ -408,18 +412,6 @@ def field_of(row: Mapping[str, Any], dotted: str) -> Any:
     for key in [dotted] if dotted in row else dotted.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
-
-
-def _listed(text: str) -> Sequence[str]:
-    """Return the strings of a list written as text, ``['9.6\\n']``; ``[0, 1]`` is one answer."""
-    if text.startswith("[") and text.endswith("]"):
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return [text]
-        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            return value
-    return [text]
 
 
 def _answer(text: str, answer_from: str | None) -> str:

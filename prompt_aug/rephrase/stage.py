@@ -96,6 +96,7 @@ class Store:
 
 SLOT = "{question}"
 BYTES_PER_TOKEN = 3
+RENAMED = "max_completion_tokens"  # of OpenAI's reasoning models, which refuse max_tokens
 
 
 def load_prompt(name: str) -> str:
@@ -136,6 +137,7 @@ class Stage:
 
     async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
         self.per_request, queue = self.endpoint.per_request, iter(requests)
+        self.limit = "max_tokens"
         self.recorded = budget.spent  # the part of it that the records have
         self.empty: dict[str, list[str]] = {}  # uids by why a response has no text
         async with http.Channel(self.endpoint, budget) as self.channel:
@@ -185,6 +187,7 @@ class Stage:
         """Return a record for each response of one request, after retries; [] if stopped."""
         wanted = self.estimate(request, len(samples))
         body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
+        body[self.limit] = body.pop("max_tokens")
         try:
             answer = await self.channel.ask("chat/completions", body, wanted)
         except EndpointError as error:
@@ -192,6 +195,9 @@ class Stage:
             return []
         except http.Failure as failure:
             final = failure.status in http.FINAL
+            if final and body.get("max_tokens") and f"'{RENAMED}' instead" in failure.line:
+                self.limit = RENAMED
+                return await self._ask(request, samples, alone=alone)
             if final and len(samples) > 1:  # n may be unsupported
                 return await self._ask(request, samples[:1], alone=True)
             self.channel.count(failure.line)
@@ -209,7 +215,8 @@ class Stage:
                 if not text:
                     self.empty.setdefault(missing, []).append(request.uid)
             lacking = "" if any(a["text"] for a in answers) else f"an empty text ({choices[0][1]})"
-            self.channel.count(lacking, f"{lacking}. Raise --answer-tokens")
+            line = str(answer.get("error") or f"{lacking}. Raise --answer-tokens")
+            self.channel.count(lacking, line)
         source = {"key": request.key, "uid": request.uid, "prompt": self.prompt_sha256}
         common = {**source, **self.sampling._asdict(), **self.root}
         pairs = zip(samples, answers, strict=False)

@@ -147,7 +147,7 @@ def verifier_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "extra_info": extra,
     }
     columns = json.loads(json.dumps(made, default=plain))
-    merged = {**columns["extra_info"], **own.get("extra_info", {})}
+    merged = {**columns["extra_info"], **(own.get("extra_info") or {})}
     return {**columns, **own, "data_source": columns["data_source"], "extra_info": merged}
 
 

@@ -162,8 +162,10 @@ def test_single_precision_is_its_shortest_decimal(tmp_path: Path) -> None:
     single = pa.array([[{"g": 7.7}], [{"g": 0.1}], [], None], records)
     half = pa.array([np.float16(7.7), np.float16(1e-7), None, np.float16("inf")], pa.float16())
     nested = pa.array([[0.1], [16777216], [float("nan")], None], pa.large_list(pa.float32()))
+    named = pa.array([[("a", 0.1)], [], None, []], pa.map_(pa.string(), pa.float32()))
     columns = {"single": single, "half": half, "nested": nested, "text": list("abcd")}
-    table = in_double(pa.table(columns))
+    table = in_double(pa.table({**columns, "named": named}))
+    assert table["named"].to_pylist()[:2] == [[{"key": "a", "value": 0.1}], []]
     assert table["single"].to_pylist() == [[{"g": 7.7}], [{"g": 0.1}], [], None]
     assert table["half"].to_pylist() == [7.7, 1e-07, None, float("inf")]
     assert table["nested"].to_pylist()[:2] == [[0.1], [16777216]]

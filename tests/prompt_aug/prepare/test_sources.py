@@ -108,11 +108,14 @@ def test_a_broken_file_is_refused(tmp_path: Path, name: str, content: str) -> No
 
 def test_a_csv_is_text_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
-    path.write_text('\ufeffquestion,answer\n"Which, then?",1.50\nWhere?,NA\n', encoding="utf-8")
+    long = "9" * 140_000  # above the limit of Python's csv
+    text = f'\ufeffquestion,answer\n"Which, then?",1.50\nWhere?,NA\n{long}?,2\n'
+    path.write_text(text, encoding="utf-8")
     assert load_rows(str(path)) == load_rows(str(tmp_path))
     assert load_rows(str(path)) == [
         {"question": "Which, then?", "answer": "1.50"},
         {"question": "Where?", "answer": "NA"},
+        {"question": f"{long}?", "answer": "2"},
     ]
 
 
@@ -197,6 +200,18 @@ def test_a_configuration_of_a_hub_data_set(monkeypatch: pytest.MonkeyPatch) -> N
     assert load_rows("some/set")[0]["question"] == "None"
 
 
+def test_a_local_copy_with_configurations_is_told_their_names(tmp_path: Path) -> None:
+    """Its card names them, as that of openai/gsm8k."""
+    configs = [f"- config_name: {x}\n  data_files: {x}/*.jsonl\n" for x in ("main", "socratic")]
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{''.join(configs)}---\n")
+    for name in ("main", "socratic"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text('{"question": "Q?", "answer": "1"}\n')
+    with pytest.raises(SourceError, match=r"main.*socratic"):
+        load_rows(str(tmp_path))
+    assert len(load_rows(str(tmp_path / "main"))) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "answers"),
     [
@@ -216,3 +231,11 @@ def test_only_texts_and_numbers_are_answers(value: Any, answers: tuple[str, ...]
     columns = complete(Columns(), row, "s")
     with nullcontext() if answers else pytest.raises(QuestionError):
         assert to_question(row, columns, "s", "train").answers == answers
+
+
+def test_a_list_of_one_answer_as_text_is_that_answer() -> None:
+    """As Skywork-OR1 writes it in verl's columns. A verifier gets what the file has."""
+    chat = [{"role": "user", "content": "Q?"}]
+    row = {"data_source": "s", "prompt": chat, "reward_model": {"ground_truth": '["34"]'}}
+    made = to_question(row, Columns(**sources.VERL_COLUMNS), "s", "train")
+    assert made.answers == ("34",) and made.row and '[\\"34\\"]' in made.row

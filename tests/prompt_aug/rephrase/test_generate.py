@@ -180,6 +180,22 @@ def test_a_question_without_an_answer_is_named_and_not_requested_again(
     assert not store.failed(wanted)
 
 
+def test_a_model_with_another_name_of_the_limit_gets_it_by_that_name(tmp_path: Path) -> None:
+    """As OpenAI's reasoning models. Together's end of an answer is "eos"."""
+    why = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        if "max_tokens" in body:
+            return Reply({"error": {"message": why}}, status=400)
+        assert body["max_completion_tokens"] == SAMPLING.max_tokens
+        return Reply(chat(["x"] * body["n"], finish="eos"))
+
+    with serving(script) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(3, samples=2), concurrency=1)
+        assert [body["n"] for body in endpoint.bodies] == [2] * 4
+    assert [record["finish"] for record in store.answers.values()] == ["stop"] * 6
+
+
 def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
     """An empty text is no candidate, but a (wrong) response to a question.
 
@@ -337,6 +353,7 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
     [
         *((Reply({"error": {"message": "out of memory"}}, n), "out of memory") for n in (400, 500)),
         (Reply(chat([""])), "an empty text.*--answer-tokens"),  # no end of its reasoning
+        (Reply({"error": {"message": "context length is 9"}}, 400), "context length is 9"),
     ],
 )
 def test_equal_failures_in_a_row_end_the_run(reply: Reply, message: str, tmp_path: Path) -> None:

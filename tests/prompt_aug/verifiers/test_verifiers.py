@@ -42,7 +42,8 @@ def test_the_columns_of_the_file_reach_the_function(verifiers: Verifiers) -> Non
     graded = ask(verifiers, "letters", reward_model={"ground_truth": gold}, count=2)
     assert (graded.status, graded.score, graded.extracted) == ("wrong", 0.5, "a")
     assert graded.parts == {"length": 3.0}
-    assert ask(verifiers, "letters", "ab", reward_model={"ground_truth": gold}, count=2).correct
+    more = {"reward_model": {"ground_truth": gold}, "count": 2, "extra_info": None}
+    assert ask(verifiers, "letters", "ab", **more).correct
 
 
 def test_verls_signature_as_it_is_and_an_async_function(verifiers: Verifiers) -> None:
