@@ -339,7 +339,11 @@ def translate(
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     given = variables(path, text, pairs)
     names = (n for n in os.environ if n in ("HOME", "PWD") or n.startswith("SLURM_"))
-    used = {n: os.environ[n] for n in names if re.search(rf"\$\{{?{n}\b|\$\({n.lower()}\)", text)}
+    used = {
+        n: os.environ[n]
+        for n in names
+        if re.search(rf"\$\{{?{n}\b|\$\({n.lower()}\)", text) or (n == "HOME" and "=~/" in text)
+    }
     found, errors = lint.launches(path, text, environment=used, given=given)
     launch = chosen(path, text, [x for x in found if x.program != lint.TRAIN], number)
     settings, name, unreadable = lint.settings_of(path, launch.program, launch.words)
