@@ -8,6 +8,7 @@ succeeds is deleted.
 """
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -41,11 +42,17 @@ FIGURES = {
 # At this rate an engine that missed an update has a KL of 0.011 and correlates at 0.82.
 
 
+def sizes() -> list[str]:
+    """Return a batch that divides over the GPUs of this machine, or of a job with such nodes."""
+    nodes, actor = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)), "actor_rollout_ref.actor"
+    questions = 8 * max(1, gpus_here()) * nodes
+    batches = [f"data.train_batch_size={questions}", f"{actor}.ppo_mini_batch_size={questions}"]
+    return [f"{actor}.use_dynamic_bsz=true", *batches]
+
+
 def toy() -> list[str]:
-    """Return the settings of the toy for this machine: a batch that divides over its GPUs."""
-    questions, actor = 8 * max(1, gpus_here()), "actor_rollout_ref.actor"
-    sizes = [f"data.train_batch_size={questions}", f"{actor}.ppo_mini_batch_size={questions}"]
-    return ["machine=auto", f"{actor}.optim.lr=3e-4", f"{actor}.use_dynamic_bsz=true", *sizes]
+    """Return the settings of the toy for this machine."""
+    return ["machine=auto", "actor_rollout_ref.actor.optim.lr=3e-4", *sizes()]
 
 
 def alternating(rewards_B: Any, group_B: Any) -> Any:
@@ -60,7 +67,8 @@ def stages(run: Path, arguments: list[str]) -> dict[str, list[str]]:
     example = words.pop(0) if words and "=" not in words[0] else default
     settings = [f"recipe.run_dir={quoted(run)}", f"recipe.advantage.name={__name__}.alternating"]
     settings += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
-    settings += ["trainer.val_before_train=false", *(toy() if example == "toy" else []), *words]
+    own = toy() if example == "toy" else sizes() if example == "smollm2" else []
+    settings += ["trainer.val_before_train=false", *own, *words]
     questions = ["--benchmark", f"held_out={RunFolder(run).data('test')}", "--max-questions", "8"]
     return {
         "train": ["recipe.train", example, *settings],

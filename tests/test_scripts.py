@@ -328,6 +328,8 @@ def test_a_dry_run_shows_the_jobs_commands_and_starts_nothing(checkout: Path) ->
     assert "--tensor-parallel-size 4" in server
     assert rephrase.startswith(".venv/bin/python -m prompt_aug.rephrase q o --model")
     assert len(calls(checkout)) == 2
+    lines = dry_run(checkout, *nodes, "train", "--script", "my.sh", "method=cw_grpo")[1]
+    assert lines[-1].endswith(f"--script my.sh recipe.run_dir=runs/my\\ gym {sizes} method=cw_grpo")
     inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "1"}
     for given in (["--nodes=2-4", "--gpus-per-node=h100:8"], ["-N2", "--gres=gpu:h100:8,ssd:1"]):
         lines = dry_run(checkout, *given, "train", "toy", **inside)[1]

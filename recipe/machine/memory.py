@@ -130,6 +130,7 @@ class Numbers:
     def micro_tokens(self) -> int:
         """Tokens of a micro-batch, of a dynamic one no more than a rank has."""
         most = self.mini_rows // self.ranks * (self.longest_prompt + self.longest_response)
+        most = -(-most // self.sequence_ranks)  # a GPU has a part of each sequence
         return min(self.tokens, most) if self.dynamic else self.tokens
 
     def state_bytes(self) -> dict[str, int]:

@@ -100,23 +100,35 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-def shape_of(model: str) -> Shape:
-    """Return the shape of a local folder, or of a model in shapes.json or the hub's cache."""
+def listed() -> dict[str, dict[str, Any]]:
+    """Return shapes.json."""
+    models: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("shapes.json"))
+    return models
+
+
+def fields_of(model: str) -> dict[str, Any]:
+    """Return config.json of a local folder or of the hub's cache, else what shapes.json has of it.
+
+    Empty for any other model: there is no network access.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    local, listed = Path(model) / "config.json", read_json(Path(__file__).with_name("shapes.json"))
-    if local.is_file():
-        return Shape.of(read_json(local))
-    if config := listed.get(model.removesuffix("-Instruct")):
-        return Shape.of(config)
+    file: Any = Path(model) / "config.json"
     with contextlib.suppress(HFValidationError):  # a path, not an id
-        cached = try_to_load_from_cache(model, "config.json")  # no network access
-        if isinstance(cached, str):
-            return Shape.of(read_json(Path(cached)))
+        file = file if file.is_file() else try_to_load_from_cache(model, "config.json")
+    found = read_json(Path(file)) if isinstance(file, str | Path) and Path(file).is_file() else None
+    known = listed().get(model.removesuffix("-Instruct"), {})
+    return found if isinstance(found, dict) else known
+
+
+def shape_of(model: str) -> Shape:
+    """Return the shape of a model by its `fields_of`; ConfigError if it is unknown."""
+    if fields := fields_of(model):
+        return Shape.of(fields)
     raise ConfigError(
         f"recipe.model_path={model}: its shape is unknown. Name a local folder with config.json, a "
-        f"model in the cache of Hugging Face, or one of {', '.join(listed)}."
+        f"model in the cache of Hugging Face, or one of {', '.join(listed())}."
     )
 
 

@@ -43,9 +43,10 @@ def recorded(s: Setup) -> str | None:
 def available(s: Setup) -> Iterator[str]:
     """The attention exists, its package is installed, and torch_varlen can compute the run."""
     for key in KEYS if s.critic else KEYS[:1]:
-        if not (name := str(s.get(key) or recorded(s) or "")):
+        given = s.get(key)
+        if not (name := str(recorded(s) or "") if given is None else str(given)):
             continue
-        remedy = "set null" if s.get(key) else "choose another recipe.run_dir: it began so"
+        remedy = "set null" if given is not None else "choose another recipe.run_dir: it began so"
         if name in PACKAGES or "/" in name:  # transformers takes those it lacks from `kernels`
             packages = [*filter(None, [PACKAGES.get(name)]), "kernels"]
             if not any(map(installed, packages)):

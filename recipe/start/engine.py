@@ -19,6 +19,7 @@ from recipe.start.attention import ATTENTION, available, planned
 from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
+POSITIONS, HEADS = "max_position_embeddings", "num_attention_heads"
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
@@ -116,11 +117,23 @@ FIXED += [
 ]
 
 
+def number(s: Setup, field: str) -> int | None:
+    """Return a number of the model's config.json, None if it is not known."""
+    value = s.model_fields.get(field)
+    return value if type(value) is int and value > 0 else None
+
+
 def engine_length(s: Setup) -> Iterator[str]:
-    """The engine's limit holds the longest prompt and response."""
+    """The engine's limit holds the longest prompt and response, and the model's positions it."""
     key, joint = f"{R}.max_model_len", s.recipe.rollout.joint_limit
-    needed = s.data.max_prompt_length + 1 if joint else s.longest
-    if (s.rollout.max_model_len or 0) < needed:
+    needed, most = s.data.max_prompt_length + 1 if joint else s.longest, number(s, POSITIONS)
+    if most and max(needed, s.rollout.max_model_len or 0) > most:
+        yield s.message(
+            key,
+            f"the model has {most} positions ({POSITIONS}). Set it to {most} or less, with a "
+            "shorter data.max_response_length or recipe.rollout.joint_limit=true.",
+        )
+    elif (s.rollout.max_model_len or 0) < needed:
         yield s.message(
             key,
             f"no response has room after the longest prompt. Set it to {needed} or more."
@@ -165,6 +178,8 @@ def engine_gpus(s: Setup) -> Iterator[str]:
             f"it does not divide the {s.engine_gpus} GPUs of the engines (nnodes x "
             "n_gpus_per_node), or an engine would have parts of two nodes. Set it to a divisor.",
         )
+    if (heads := number(s, HEADS)) and heads % gpus:
+        yield s.message(TENSOR_GPUS, f"it does not divide the model's {heads} {HEADS}. Lower it.")
 
 
 def actor_rows(s: Setup) -> Iterator[str]:
@@ -196,6 +211,8 @@ def sequence_parallelism(s: Setup) -> Iterator[str]:
                 f"{key}={ranks}: it does not divide the {s.gpus} GPUs (trainer.nnodes x "
                 "trainer.n_gpus_per_node). Set it to a divisor."
             )
+        if (heads := number(s, HEADS)) and heads % ranks:
+            yield f"{key}={ranks}: it does not divide the model's {heads} {HEADS}. Lower it."
     key = "critic.fsdp.ulysses_sequence_parallel_size"
     if s.facts.critic and s.get(key) != s.sequence_ranks():
         yield s.message(

@@ -35,7 +35,8 @@ def numbers(s: Setup, shape: Shape) -> Numbers:
     """Return the numbers that determine memory and time of a run of a model."""
     actor, rollout, fsdp = s.actor, s.rollout, s.actor.fsdp_config
     size = 4 if fsdp.model_dtype in (None, "fp32", "float32") else 2
-    dynamic = bool(actor.use_dynamic_bsz)
+    dynamic, ranks = bool(actor.use_dynamic_bsz), s.sequence_ranks()
+    fixed = -(-s.micro_rows * s.longest // ranks)  # a GPU has a part of each sequence
     offloaded = bool(fsdp.offload_policy and actor.strategy == "fsdp2")
     offload = {"parameters": fsdp.param_offload, "moments": fsdp.optimizer_offload}
     return Numbers(
@@ -44,10 +45,10 @@ def numbers(s: Setup, shape: Shape) -> Numbers:
         engine_gpus=s.engine_gpus,
         tensor=rollout.tensor_model_parallel_size,
         fsdp_size=fsdp.fsdp_size,
-        sequence_ranks=s.sequence_ranks(),
+        sequence_ranks=ranks,
         mini_rows=s.mini_rows,
         critic_rows=s.config.critic.ppo_mini_batch_size * rollout.n if s.critic else 0,
-        tokens=actor.ppo_max_token_len_per_gpu if dynamic else s.micro_rows * s.longest,
+        tokens=actor.ppo_max_token_len_per_gpu if dynamic else fixed,
         dynamic=dynamic,
         responses=s.batch * rollout.n,
         longest_prompt=s.data.max_prompt_length,
@@ -164,6 +165,8 @@ def misfits(s: Setup, e: Estimate) -> Iterator[tuple[float, str]]:
     room, actor = e.gpu.memory, e.actor_memory()
     share = f"{R}.gpu_memory_utilization"
     both = e.engine_room() + (0 if own_gpus(s.config) else e.beside_engine())
+    # of an engine that stays while the actor trains
+    awake = [x for x in (f"{R}.free_cache_engine", f"{R}.enable_sleep_mode") if not s.get(x)]
     offload = " and ".join(f"{A}.fsdp_config.{x}_offload=true" for x in ("param", "optimizer"))
     tokens = "max_token_len" if s.actor.use_dynamic_bsz else "micro_batch_size"
     key, remedy = f"{A}.ppo_{tokens}_per_gpu", "Lower it, or take more GPUs."
@@ -173,6 +176,12 @@ def misfits(s: Setup, e: Estimate) -> Iterator[tuple[float, str]]:
     parts = [
         (sum(actor.values()), room, key, f"the actor. {remedy}"),
         (both, room, share, f"engine and trained states. Lower it, or set {offload}."),
+        (
+            sum(actor.values()) + e.engine_room() if awake and not own_gpus(s.config) else 0,
+            room,
+            " ".join(awake),
+            f"the actor beside an engine that stays. Set true, or lower {share}.",
+        ),
         (
             e.engine_memory(),
             e.engine_room(),

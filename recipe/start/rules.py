@@ -21,6 +21,7 @@ from recipe.algorithms import ADVANTAGES
 from recipe.algorithms.registry import Facts
 from recipe.config.verl import own_gpus
 from recipe.errors import ConfigError
+from recipe.machine.shapes import fields_of
 from recipe.run.folder import RunFolder
 
 ADVANTAGE = "recipe.advantage.name"
@@ -113,6 +114,13 @@ class Setup:
         """Responses over which an advantage is normalized."""
         by_rephrasing = self.facts.group == "rephrasing"
         return int(self.rollout.n // (self.rephrasings + 1 if by_rephrasing else 1))
+
+    @property
+    def model_fields(self) -> dict[str, Any]:
+        """Fields of config.json, also of its part for text, with what overrides them."""
+        fields = fields_of(self.recipe.model_path or "")
+        parts = (fields.get("text_config"), self.get("actor_rollout_ref.model.override_config"))
+        return functools.reduce(lambda a, b: a | b if isinstance(b, dict) else a, parts, fields)
 
     @property
     def own_loss(self) -> bool:

@@ -107,7 +107,9 @@ def test_the_example_is_chosen_and_its_settings_pass_the_checks(
     validate(Setup(config))
     assert config.trainer.total_training_steps == config.trainer.save_freq == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    for nodes in (1, 2):  # all GPUs of each
+    for nodes in (1, 2, 3):  # all GPUs of each
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(nodes))
+        command = trial.stages(tmp_path / "run", [])["train"]
         config = compose_config("toy", [*command[2:], f"trainer.nnodes={nodes}"])
         validate(Setup(config))
         assert (config.trainer.device, config.trainer.n_gpus_per_node) == ("cuda", 8)

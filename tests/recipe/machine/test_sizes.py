@@ -263,6 +263,7 @@ PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
 BIG = "recipe.model_path=Qwen/Qwen2.5-Math-7B"
+AWAKE = f"{SHORT['R']}.free_cache_engine=false"
 TOKENS, SHARE = f"{SHORT['A']}.ppo_max_token_len_per_gpu", f"{SHORT['R']}.gpu_memory_utilization"
 
 
@@ -298,6 +299,9 @@ def test_a_micro_batch_has_no_more_tokens_than_a_rank() -> None:
     made = estimate("{A}.ppo_max_token_len_per_gpu=1000000", "{MODEL}.use_fused_kernels=true")
     assert made.numbers.micro_tokens == 32 * (1024 + 3072)
     assert made.actor_memory()["logits"] == 0
+    fixed = ["{A}.use_dynamic_bsz=false", "{A}.ppo_micro_batch_size_per_gpu=1"]
+    divided = estimate(*fixed, "{A}.fsdp_config.ulysses_sequence_parallel_size=8")
+    assert divided.numbers.micro_tokens == (1024 + 3072) / 8
 
 
 def test_parameters_are_those_that_the_models_are_known_by() -> None:
@@ -512,6 +516,8 @@ def test_a_dry_run_begins_with_the_estimate(
         ((BIG, "trainer.n_gpus_per_node=1"), None, "", "133.3 of a GPU's 79.6"),
         # 12 bytes a parameter on two GPUs and 0.6 x 79.6 GiB
         ((BIG, "trainer.n_gpus_per_node=2"), 79.6, f"{SHARE}=0.6", "90.3 of a GPU's 79.6"),
+        # 16 bytes a parameter on four GPUs, the parts as above, and an engine of 0.6 x 79.6 GiB
+        ((BIG, "trainer.n_gpus_per_node=4", AWAKE), 79.6, AWAKE, "96.0 of a GPU's 79.6"),
         # 4 GiB, 2 x 7,615,616,512 bytes and 4,096 x 57,344 bytes of cache in 0.2 x 79.6 GiB
         ((BIG, f"{SHARE}=0.2"), 79.6, f"{SHARE}=0.2", "18.4 of a GPU's 15.9"),
     ],

@@ -159,11 +159,22 @@ REFUSED += [  # verl and its engines
     ("{R}.engine_kwargs.vllm.max_model_len=100", "{R}.engine_kwargs.vllm max_model_len=100"),
     (f"{TWO_GPUS} {REF_ULYSSES}", f"attn_implementation=sdpa {REF_ULYSSES}"),
     (f"{TWO_GPUS} {REF_ULYSSES} {ATTENTION}=null", "null " + REF_ULYSSES),
+    # The toy has 4 heads and 4096 positions.
+    (
+        "trainer.n_gpus_per_node=3 {REF}.fsdp_config.ulysses_sequence_parallel_size=3 "
+        "{A}.use_kl_loss=true",
+        "sequence_parallel_size=3 4 heads",
+    ),
+    ("trainer.n_gpus_per_node=3 {R}.tensor_model_parallel_size=3", "parallel_size=3 4 heads"),
+    ("{R}.max_model_len=4097", "{R}.max_model_len=4097 4096 positions"),
+    ("data.max_response_length=5000 recipe.rollout.joint_limit=false", "4096 positions"),
+    ("{MODEL}.override_config.max_position_embeddings=64", "64 positions"),
     (f"{ATTENTION}=flash_attention_2", "attn_implementation flash-attn kernels"),
     (f"{ATTENTION}=flash_attention_3", "attn_implementation flash-attn-3 kernels"),
     (f"{ATTENTION}=kernels-community/flash-attn2", "attn_implementation kernels"),
     (f"{ATTENTION}=no_such_attention", "attn_implementation unknown"),
     (f"{ATTENTION}=2", "attn_implementation unknown"),
+    (f"{ATTENTION}=false", "attn_implementation unknown"),
     (f"{ATTENTION}=torch_varlen", "attn_implementation trainer.device=cpu"),
     ("recipe.run_dir='~/runs/x'", "recipe.run_dir=~/runs/x $HOME"),
     (f"{SOFT_CAP}=50", f"{ATTENTION}=sdpa attn_logit_softcapping=50"),
