@@ -16,6 +16,10 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 venv=${RECIPE_VENV:-.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
+if [[ -L $venv ]]; then # to another disk: the link stays
+    mkdir -p "$(readlink -m "$venv")"
+    venv=$(readlink -f "$venv")
+fi
 index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 lock=requirements/cpu.txt
 torch=$(grep -oE '^torch==[0-9.]+' "$lock")+cpu

@@ -18,10 +18,16 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit 0
 fi
 method=prompt_aug
-if [[ ${1:-} && $1 != *=* ]]; then
-    method=$1
+if [[ ${1:-} && ($1 != *=* || $1 == method=*) ]]; then
+    method=${1#method=}
     shift
 fi
+for override in "$@"; do
+    if [[ $override == method=* || $override == recipe.run_dir=* ]]; then
+        echo "$override: the METHOD comes first, and its run folder is runs/smollm2_METHOD. Leave it out." >&2
+        exit 2
+    fi
+done
 [[ -n ${RECIPE_PYTHON:-} ]] || bash scripts/setup.sh
 python=${RECIPE_PYTHON:-${RECIPE_VENV:-.venv}/bin/python} # of an environment that is made
 svamp=${SVAMP:-data/SVAMP}
@@ -70,6 +76,8 @@ print("bf16" if multiplies_bfloat16() else "fp32")')
 }
 
 mkdir -p data models
+exec 8>>data/.smollm2.lock # a second command waits for what the first one makes
+flock 8
 if [[ ! -e $svamp/SVAMP.json ]]; then
     stage "questions" git clone --depth 1 https://github.com/arkilpatel/SVAMP "$svamp"
 fi
@@ -80,11 +88,13 @@ questions() { # FOLDER
 made "$data" questions
 made models/smollm2 "$python" scripts/smollm2.py model
 made models/smollm2-warm warm_start
+exec 8>&-
 [[ $method != start ]] || exit 0
 
 more=()
 [[ $method != ta_grpo ]] || more=(recipe.rephrasings.count=1)
-stage "train ($run)" "$python" -m recipe.train smollm2 "method=$method" "${more[@]}" "$@"
+stage "train ($run)" "$python" -m recipe.train smollm2 "method=$method" "${more[@]}" \
+    "$@" "recipe.run_dir=$run"
 stage "convert the checkpoints" "$python" -m recipe.export "$run"
 stage "evaluate them" "$python" -m eval.sweep "$run"
 stage "report" "$python" -m eval.report "$run"

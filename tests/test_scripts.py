@@ -110,6 +110,34 @@ def test_demo_runs_its_stages_in_order(checkout: Path) -> None:
     assert others == [f"-m {m} runs/x" for m in ("recipe.export", "eval.sweep", "eval.report")]
 
 
+@pytest.mark.parametrize("given", [["cw_grpo"], ["method=cw_grpo"], ["cw_grpo", "recipe.name=a"]])
+def test_the_run_that_is_trained_is_exported_and_shown(checkout: Path, given: list[str]) -> None:
+    for folder in ("data/SVAMP", "data/smollm2", "models/smollm2", "models/smollm2-warm"):
+        (checkout / folder).mkdir(parents=True)
+    (checkout / "data/SVAMP/SVAMP.json").touch()
+    assert run(checkout, "smollm2.sh", *given)[0] == 0
+    train, *others = calls(checkout)
+    assert "method=cw_grpo" in train and train.endswith("recipe.run_dir=runs/smollm2_cw_grpo")
+    assert [call.split()[-1] for call in others] == ["runs/smollm2_cw_grpo"] * 3
+    for script, words in (
+        ("smollm2.sh", ["grpo", "method=cw_grpo"]),
+        ("smollm2.sh", ["recipe.run_dir=runs/x"]),
+        ("demo.sh", ["recipe.run_dir=runs/x"]),
+    ):
+        assert run(checkout, script, *words)[0] == 2
+    assert len(calls(checkout)) == 4
+
+
+def test_a_link_to_another_disk_stays_a_link(checkout: Path) -> None:
+    (checkout / ".venv").rename(checkout / "elsewhere")
+    (checkout / ".venv").symlink_to("elsewhere")
+    assert run(checkout, "setup.sh") == (0, "")
+    (checkout / "elsewhere" / ".setup-stamp").unlink()  # a build that was cut
+    (checkout / "elsewhere" / ".made-by-setup").touch()
+    run(checkout, "setup.sh", PYTHON=str(checkout / "elsewhere/bin/python"))
+    assert (checkout / ".venv").is_symlink()
+
+
 # Stands for Python on a machine without a GPU.
 MEASURES = """\
 [[ $1 == -c ]] && exit 1
@@ -285,6 +313,8 @@ def test_the_run_folder_and_the_site(checkout: Path) -> None:
     assert folder(RUN="").split()[0] == "runs/gym"
     assert folder("recipe.run_dir=runs/y", RUN="runs/x").split()[0] == "runs/y"
     assert folder(RUN="", NO_RECIPE="1").split()[0] == "runs/mine"
+    assert folder("recipe.run_dir='runs/a=1'", RUN="").split()[0] == "'runs/a=1'"
+    assert (checkout / "runs/a=1").is_dir()  # where its progress is looked for
     before = calls(checkout)
     assert job(checkout, "mine", RUN="", CFG="1")[0] == 1 and calls(checkout) == before
     site = "HF_HUB_OFFLINE=1\nA=/opt:$NOT_SET_ANYWHERE\nRUNS=$A\n"  # as `module load` reads

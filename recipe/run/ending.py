@@ -34,12 +34,12 @@ def record(run: folder.RunFolder, code: int, message: str) -> None:
 
 def state_of(run: folder.RunFolder, *, done: bool, begun: bool) -> str:
     """Return the state, one of those in `recipe.runs`, of a run with all (`done`) or some steps."""
-    if is_held(run.root):
-        return "running"
-    try:
+    try:  # first: of another user's run, it is not known whether its lock is held
         code = read_json(run.end)["code"]
     except (FileError, KeyError):  # ended by a signal, or by an older version
         code = None
+    if code is None and is_held(run.root):
+        return "running"
     if code == 1:
         return "failed"
     if done:
@@ -103,10 +103,12 @@ def explain(error: BaseException, config: DictConfig) -> str:
     with contextlib.suppress(OSError):  # a full disk
         write_text(run.error, "".join(traceback.format_exception(error)))
     text = "".join(traceback.format_exception(error))
-    if shutil.disk_usage(run.root).free < FULL or any(words in text for words in FULL_WORDS):
+    found = [line.strip() for line in text.splitlines() if any(x in line for x in FULL_WORDS)]
+    if found or shutil.disk_usage(run.root).free < FULL:
+        said = f" ({found[-1]})" if found else ""
         return (
-            f"the disk of {run.root}, or your quota there, is full: free some room, then start the "
-            f"same command again\n{resume}"
+            f"a disk{said}, or that of {run.root}, or your quota there, is full: free some room, "
+            f"then start the same command again\n{resume}"
         )
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""

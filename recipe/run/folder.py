@@ -254,9 +254,10 @@ def start_model(run: Path) -> dict[str, Any]:
 
 
 def record_model(run: Path) -> None:
-    """Write model.json at the first start of a run."""
-    if not (path := RunFolder(run).model).is_file():
-        write_json(path, start_model(run))
+    """Write model.json, until the run has made a step: before, it may start with another model."""
+    folder = RunFolder(run)
+    if not (folder.begun and folder.model.is_file()):
+        write_json(folder.model, start_model(run))
 
 
 @functools.cache

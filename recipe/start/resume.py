@@ -1,6 +1,7 @@
 """Rules about a run folder that holds a run: it resumes only as the same experiment."""
 
 import multiprocessing
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from recipe.errors import ConfigError
 from recipe.machine import host
 from recipe.machine.memory import shards
 from recipe.run import checkpoints
-from recipe.run.folder import RunFolder, read_config
+from recipe.run.folder import CHECKPOINT, RunFolder, read_config
 from recipe.start.algorithm import PER_MICRO_BATCH
 from recipe.start.attention import KEYS
 from recipe.start.functions import own_functions
@@ -186,9 +187,11 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
     saves = Path(s.trainer.default_local_dir)
     if s.trainer.resume_mode != "resume_path" or checkpoints.saved_steps(saves):
         return
-    folder, key = Path(s.trainer.resume_from_path), "trainer.resume_from_path"
+    folder, key = Path(s.trainer.resume_from_path).resolve(), "trainer.resume_from_path"
     if why := checkpoints.damage(folder, s.actor.checkpoint.save_contents):
         yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
+    elif not re.fullmatch(rf"{CHECKPOINT}\d+", folder.name):
+        yield f"{key}={folder}: its step is not in its name. Rename it to global_step_N."
     config = RunFolder(folder.parent.parent).config
     if not config.is_file():
         return
@@ -213,7 +216,7 @@ def repair_checkpoints(s: Setup) -> list[str]:
     """
     folder = Path(s.trainer.default_local_dir)
     if s.trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
-        checkpoints.adopt(Path(s.trainer.resume_from_path), folder)
+        checkpoints.adopt(Path(s.trainer.resume_from_path).resolve(), folder)
     repaired = checkpoints.repair(folder, s.actor.checkpoint.save_contents)
     restored = checkpoints.restore_line(s.folder.root, folder)
     return [*repaired, *restored, *divide_checkpoint(s, folder)]

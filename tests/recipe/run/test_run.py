@@ -1,5 +1,6 @@
 """The run folder after a kill, its environment, its end in words, its progress."""
 
+import errno
 import io
 import json
 import math
@@ -186,6 +187,8 @@ def test_our_errors_are_known_by_their_class_through_ray(config: Any) -> None:
     # A text that holds the name of the class is not the error.
     error = RayTaskError("run", "ExhaustedError", RuntimeError("ExhaustedError: no"))
     assert not ending.explain(error.as_instanceof_cause(), config).startswith("ExhaustedError")
+    full = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/psm_1")
+    assert "/dev/shm/psm_1" in ending.explain(full, config).partition("next:")[0]
 
 
 def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,19 @@ def test_a_manifest_of_another_kind_is_named(run: RunFolder, content: str) -> No
         checks.check_run(Setup(compose_config("toy", [f"recipe.run_dir={run.root}"])))
 
 
+def test_a_link_is_the_checkpoint_that_it_names(run: RunFolder) -> None:
+    (link := run.root / "best").symlink_to(run.checkpoint(1))
+    new = RunFolder(run.root.parent / "new")
+    setup = Setup(compose_config("toy", begun_at(link, new)))
+    checks.check_run(setup)
+    assert resume.repair_checkpoints(setup) == []
+    assert checkpoints.tracked_step(new.checkpoints) == 1 and new.checkpoint(1).is_dir()
+    run.checkpoint(1).rename(run.checkpoints / "step_1")
+    other = RunFolder(run.root.parent / "other")
+    with pytest.raises(ConfigError, match="Rename it"):
+        checks.check_run(Setup(compose_config("toy", begun_at(run.checkpoints / "step_1", other))))
+
+
 def test_a_checkpoint_that_cannot_begin_a_run_is_refused(run: RunFolder) -> None:
     new = RunFolder(run.root.parent / "new")
     for path, more, message in (
