@@ -173,8 +173,8 @@ def from_row(row: Mapping[str, Any], reading: Reading = "one") -> Question:
             gold = answer_texts(gold)
         except QuestionError:  # of a verifier
             gold = json.dumps(gold, default=str)
-    if isinstance(gold, str) and len(one := listed(gold)) == 1:  # '["34"]' of Skywork-OR1
-        gold = one[0]
+    if isinstance(gold, str) and len(one := listed(gold)) == 1 and not OF_CODE.search(one[0]):
+        gold = one[0]  # '["34"]' of Skywork-OR1
     level, rate = extra.get("level"), extra.get("pass_rate")
     # Another file's field of that name need not hold the gold, or be a list.
     named = isinstance(golds, list | tuple) and golds and gold in (None, *golds)
@@ -221,6 +221,9 @@ def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
     if not set(bare) & set(texts):
         texts = bare
     return texts if {*answers} <= {*LETTERS[: len(texts)]} else ()
+
+
+OF_CODE = re.compile(r"\bassert\b|\n|^\s*\{")  # tests and records, which a verifier reads
 
 
 def listed(text: str) -> Sequence[str]:

@@ -288,7 +288,7 @@ class Reader:
             new += self.words(x for x in value.named_children if x.type != "comment")
         else:
             line, text = self.line(node), self.text(value).replace(BLANK, " ") if value else ""
-            if value and source_of(value).startswith("~/"):  # the shell expands it here alone
+            if value and source_of(value).startswith("~/"):  # as the shell does in assignments
                 text = self.values.get("HOME", [Word(0, unknown("HOME"))])[0].text + text[1:]
             last = new.pop() if new else Word(line, "")
             text = last.text + CONTINUED * (line - last.line - last.text.count("\n")) + text

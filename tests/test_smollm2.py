@@ -373,6 +373,7 @@ def test_committed_protocols_are_whole(path: Path) -> None:
         ("primary", {"set": "nucleos"}, "nucleos"),
         ("primary", {"arm": "cw_grpo"}, "cw_grpo"),
         ("primary", {"k": 9}, "Take 9"),
+        ("primary", {"set": "asdiv_a", "step": 0}, "first arm"),
         ("arms", {"cw": {"seeds": [10, 30]}}, "two seeds"),
         ("gates", [{"arm": "cw", "step": 40, "sets": ["asdiv_a", "nucleus", "greedy"]}], "Take 16"),
         ("evaluations", [{"steps": [40], "benchmarks": ["asdiv_a=x:8", "asdiv_a=x:1"]}], "two of"),

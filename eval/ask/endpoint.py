@@ -24,9 +24,10 @@ if TYPE_CHECKING:  # its import takes a second
 
 TIMEOUT = 3600.0  # seconds of one request; responses are not streamed
 STANDARD = ("temperature", "top_p")  # of OpenAI's parameters; others are extensions
-VLLM, SGLANG = "vllm", "sglang"  # `owned_by` in their lists of models; SGLang has our defaults
-# Servers with defaults of their own, which get every parameter, under these names.
-NAMES: dict[str, dict[str, str]] = {VLLM: {}, "llamacpp": {"repetition_penalty": "repeat_penalty"}}
+VLLM = "vllm"  # `owned_by` in its list of models
+LLAMA = {"repetition_penalty": "repeat_penalty"}
+# Servers with defaults of their own, or of the model, which get every parameter, by these names.
+NAMES: dict[str, dict[str, str]] = {VLLM: {}, "sglang": {}, "llamacpp": LLAMA}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Server:
             )
         listed, named = self.models[model], {"model": model, "tokenizer": tokenizer or model}
         owner, root, url = (listed.get("owned_by"), listed.get("root"), self.endpoint.base_url)
-        if owner not in (*NAMES, SGLANG):
+        if owner not in NAMES:
             beyond = ", ".join(name for name in SAMPLING if name not in STANDARD)
             print(f"note: {url}: {beyond}: where they are not set, the server's own values apply")
         # vLLM states the folder or hub id of its model, which stays when a server moves.
@@ -101,7 +102,8 @@ class RemoteEngine:
     def body(self, request: Request) -> dict[str, Any]:
         """Return the JSON of a request; servers that are not in `NAMES` get fewer parameters.
 
-        vLLM takes missing ones from the model's generation_config.json, llama.cpp has top_k=40.
+        vLLM and SGLang take missing ones from the model's generation_config.json, llama.cpp has
+        top_k=40.
         """
         settings, ids = self._settings, request.prompt_token_ids
         body: dict[str, Any] = {
@@ -114,6 +116,7 @@ class RemoteEngine:
             value = getattr(settings, name)
             unset = value == Settings.model_fields[name].default
             if self._names is not None or name in STANDARD or not unset:
+                value = -1 if name == "top_k" and not value else value  # SGLang refuses 0
                 body[(self._names or {}).get(name, name)] = value
         if self._vllm:  # it would drop tags that are special tokens, and the ends of a turn
             body |= {"skip_special_tokens": False, "stop_token_ids": sorted(self._end.ids)}

@@ -127,15 +127,15 @@ def is_close(answer: str | None, golds: Sequence[str], tolerance: float) -> bool
     """Return True if `answer` is a number within `tolerance` of one of the decimal `golds`.
 
     Units that contradict the gold's are wrong at any distance, as they are for the grader. Percent
-    are hundredths of a gold below 1 that has none, as 45.1 % of 0.45.
+    may be meant as hundredths, as for the grader: 45.1 % is near 0.45.
     """
     number = None if answer is None else _number(answer)
     if number is None:
         return False
     for gold in golds:
         if MEASURED.search(gold) and (wanted := _number(gold)):
-            hundredths = "%" in str(answer) and "%" not in gold and abs(wanted[0]) < 1
-            error = abs(number[0] / (100 if hundredths else 1) - wanted[0])
+            readings = (1, 100) if "%" in str(answer) and "%" not in gold else (1,)
+            error = min(abs(number[0] / reading - wanted[0]) for reading in readings)
             near = error <= Fraction(str(tolerance)) * abs(wanted[0])
             if near and not units_contradict(number[1], wanted[1]):
                 return True

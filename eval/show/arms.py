@@ -168,6 +168,10 @@ class Protocol(Record):
                 raise ValueError(f"{one}: nothing is named {lost[0]}. Name what is run and asked.")
             if len(set.intersection(*({*self.arms[arm].seeds} for arm in arms))) < 2:
                 raise ValueError(f"{one}: needs two seeds in all of {sorted(arms)}. Add them.")
+            if any(not step for _, step in needs) and any(
+                {self.block(seed)[0]} != arms for arm in arms for seed in self.arms[arm].seeds
+            ):
+                raise ValueError(f"{one}: step 0 is evaluated with the first arm alone. Name it.")
             if few := [cell for cell, samples in needs.items() if asked[cell] < samples]:
                 raise ValueError(
                     f"{one}: {few[0]} has {asked[few[0]]} samples. Take {needs[few[0]]}."

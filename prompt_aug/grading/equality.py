@@ -218,22 +218,25 @@ def _places(golds: list[Node], preds: list[Node]) -> list[list[tuple[Node, Node]
     r"""Return how values with names belong together, if their order does not matter by itself.
 
     AB = 9, CD = 4 is CD = 4, AB = 9 and 9, 4, but not 4, 9; f = 1, g = 2 is not f = 2, g = 1;
-    3 red, 4 blue is not 4 red, 3 blue. But x_1 = 1, x_2 = 2 is 2, 1: roots have no order.
+    3 red, 4 blue is not 4 red, 3 blue. y = 2, x = 1 is also 1, 2. But x_1 = 1, x_2 = 2 is 2, 1, as
+    roots have no order.
     """
     names, theirs = [_name(item) for item in golds], [_name(item) for item in preds]
     if not 1 < len(golds) == len({*names} - {""}):
         return []
+    by_name = sorted(golds, key=_name)
     if {*theirs} == {*names}:
-        return [list(zip(sorted(golds, key=_name), sorted(preds, key=_name), strict=True))]
-    if any(theirs) or len({name.partition("_")[0] for name in names}) < len(names):
+        return [list(zip(by_name, sorted(preds, key=_name), strict=True))]
+    labels = [item.label for item in golds]
+    if any(labels) and (any(theirs) or len({x.partition("_")[0] for x in names}) < len(names)):
         return []
-    orders = golds, sorted(golds, key=_name)  # as written, or by the names
-    return [list(zip(order, preds, strict=True)) for order in orders]
+    letters = all(labels) and all(len(name) < 3 for name in names)
+    return [list(zip(order, preds, strict=True)) for order in [golds, *[by_name] * letters]]
 
 
 def _name(item: Node) -> str:
     """Return what names a value of a list: its label, or the words after it."""
-    return _label(item) or flat(item.text.removeprefix(split_unit(item.text)[0]))
+    return _label(item) or flat(item.text.removeprefix(split_unit(item.text)[0])).lower()
 
 
 def _label(item: Node) -> str:

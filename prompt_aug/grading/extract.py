@@ -70,7 +70,7 @@ _LIST_OPEN = re.compile(r"(?:,|\band|\bor)$")
 _COPULA = re.compile(r"(?:\b(?:is|are|equal to|equals?|be)|'s)\b:?\s+|=\s*")
 _NUMBER = r"-?\d[\d,]{0,40}(?:\.\d{1,40})?"
 _AMOUNT = rf"{_NUMBER}(?:/\d{{1,20}})?(?:\s?\\?%)?"
-_ANY_AMOUNT = re.compile(rf"(?<![\w.,/$\\])(?:\\?\$)?{_AMOUNT}(?!\w)")
+_ANY_AMOUNT = re.compile(rf"(?<![\w.,/$\\])(?:-?\\?\$)?{_AMOUNT}(?!\w)")
 _COMMAND = re.compile(rf"{TEXT_PATTERN}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _KNOWN = frozenset("and or sin cos tan log ln exp".split())

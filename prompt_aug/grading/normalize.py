@@ -56,7 +56,7 @@ _FONTS = re.compile(
     rf"\\(?:{_FONT}|operatorname\*?)\s*\{{((?:[^{{}}^]|\^\{{-?\d\}}|\^(?!\{{))*)\}}"
 )
 _NESTED_FONT = re.compile(rf"\\(?:{_FONT})(?=\s*\{{[^{{}}]*\{{)")
-_RATE = re.compile(r"(\\text\{[^{}]*)\}\s*/\s*\\text\{")
+_RATE = re.compile(r"([\d})]\s*\\text\{[^{}]*)\}\s*/\s*\\text\{")  # of a value
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)

@@ -18,7 +18,7 @@ _RELATION = re.compile(
 )
 _NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}=]*\}|\\angle\s*[A-Z]{1,3}|[A-Za-z]{2,20})"
 _LABEL = re.compile(
-    rf"\s*((?:{_NAME})'*\s*(?:_\s*(?:\{{[^{{}}=]*\}}|\w))?\s*(?:\([^()=]{{1,60}}\))?)\s*=\s*(?=\S)"
+    rf"\s*((?:{_NAME})'*\s*(?:_\s*(?:\{{[^{{}}=]*\}}|\w))?\s*(?:\((?:[^()=]{{1,20}}|\\text\{{[^(){{}}=]{{1,60}}\}})\))?)\s*=\s*(?=\S)"
 )
 BUILDER = re.compile(r"^\s*\\\{\s*[a-z](?:\s*\\in[^|:]{1,12})?\s*[|:](.+)\\\}\s*$")  # {x | x > 2}
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?![a-zA-Z])")
@@ -80,7 +80,7 @@ def build(text: str, depth: int = 0) -> Node:
     if names := _NAMES.match(text):
         return _named(names[1], build(text[names.end() :], depth + 1), text)
     label = _LABEL.match(text)
-    if label and not _NOT_A_LABEL.search(label[1].partition("(")[0]):
+    if label and not _NOT_A_LABEL.search(label[1].partition(r"(\text{")[0]):
         node = build(text[label.end() :], depth + 1)
         plain = not any(item.label or item.relation for item in node.items)
         if not node.relation and (plain or node.kind != "list"):

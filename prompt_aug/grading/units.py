@@ -51,7 +51,7 @@ _CHANGES_VALUE = re.compile(
     r"|squared|cubed|factorial|root|inverse|reciprocal|plus|minus|negative|below zero|point"
     r"|times(?=\s+\w)|multiplied|divided|added|doubled|tripled|halved|mod|base(?=\s+\w)"
     r"|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi|rho|pi|(?:sin|cos|tan|log|ln|sqrt)\w*"
-    r"|(?<!\S)(?-i:[a-fijknp-rt-z]|[xyz]{2,3})\s*$)(?![a-zA-Z-])",
+    r"|(?<!\S)(?-i:[a-fijknp-rt-z]|[xyz]{2,3})\s*(?:\^\s*\{?-?\d\}?\s*)?$)(?![a-zA-Z-])",
     re.IGNORECASE,
 )
 # A digit in the words after a value, except the power of a unit (m3, m^3, s^{-1}).

@@ -109,15 +109,17 @@ def _parse(text: str, real: bool) -> Any | None:
     """Return all of `text` as one formula; None if any part cannot be read.
 
     `math_verify.parse` would look for a formula inside: `< \\frac{3}{4}` would be 3/4. Letters are
-    `real` numbers, and not the same as others of their name; beside other letters, i is one.
+    `real` numbers, and not the same as others of their name. The reader takes i for a letter where
+    there are others; here it is the imaginary unit.
     """
     from latex2sympy2_extended import latex2sympy
-    from sympy import I
+    from sympy import Eq, Expr, I
 
     try:
         value = latex2sympy(text, is_real=real, normalization_config=None)
-        letters = getattr(value, "free_symbols", ())
-        return value.subs({x: I for x in letters if x.name == "i"}) if letters else value
+        if isinstance(value, Expr | Eq):  # an inequality of i has an index
+            value = value.subs({x: I for x in value.free_symbols if x.name == "i"})
+        return value
     except (MemoryError, RecursionError, RefusedOperation):
         raise
     except Exception:  # sandboxed; the reader raises anything. What it was refused is in `_refused`

@@ -40,7 +40,7 @@ class RolloutBatch:
     reward_B: Tensor  # the sum over the response's tokens, KL in the reward included
     trained_B: Tensor  # bool: neither filtered as overlong nor in a filler group
     mask_BT: Tensor  # bool: a token that counts, after rollout correction
-    logprobs_BT: Tensor  # nats, of the policy that starts the step, at the rollout's temperature
+    logprobs_BT: Tensor  # nats, of the policy that starts the step, at the temperature of the ratio
     weight_logprobs_BT: Tensor  # the same at the temperature of the token weights
     rollout_logprobs_BT: Tensor | None  # computed by the engine
     entropy_BT: Tensor | None  # nats; verl computes none in bypass mode

@@ -104,13 +104,18 @@ def parts_of_the_reward(s: Setup) -> Iterator[str]:
 
 
 def format_weight(s: Setup) -> float:
-    """Return the weight of formats in GDPO."""
-    return float((s.recipe.advantage.arguments or {}).get("format_weight", 1.0))
+    """Return the weight of formats in GDPO, relative to accuracy's."""
+    arguments = s.recipe.advantage.arguments or {}
+    if s.advantage == "verl:gdpo":
+        accuracy, formats = arguments.get("gdpo_reward_weights") or (1, 1)
+        return float(formats) / float(accuracy)
+    return float(arguments.get("format_weight", 1.0))
 
 
 def baseline(s: Setup) -> Iterator[str]:
     """A group has at least two responses, unless the advantage has another baseline."""
-    if s.facts.uses_rewards and s.group_size < 2 and not s.facts.critic:
+    batch = s.advantage == "verl:reinforce_plus_plus"
+    if s.facts.uses_rewards and s.group_size < 2 and not (s.facts.critic or batch):
         yield s.message(
             f"{R}.n",
             f"a group of {s.group_size} response has no baseline, so every advantage would be 0. "
@@ -131,9 +136,12 @@ REWARD: list[Check] = [
     ),
     Rule(
         f"{ADVANTAGE} recipe.reward.format_weight",
-        lambda s: s.advantage == "gdpo" and s.reward.format_weight != format_weight(s),
-        "gdpo does not read the summed reward, so the other key has no effect. Set both to "
-        "one number: recipe.advantage.arguments.format_weight counts.",
+        lambda s: (
+            s.advantage in ("gdpo", "verl:gdpo") and s.reward.format_weight != format_weight(s)
+        ),
+        "it does not read the summed reward, so the other key has no effect. Set both to one "
+        "weight: recipe.advantage.arguments.format_weight counts, of verl:gdpo "
+        "gdpo_reward_weights=[1, weight].",
     ),
     Rule(
         f"{ADVANTAGE} {A}.entropy_coeff {A}.use_kl_loss",
@@ -182,6 +190,12 @@ REWARD: list[Check] = [
         lambda s: s.filter.enable and s.facts.equal_accuracy,
         "its signal is also in groups that are all right, or all wrong, which the filter evicts. "
         f"Set {FILTER}=false.",
+    ),
+    Rule(
+        f"recipe.curriculum.enable {FILTER.removesuffix('enable')}metric",
+        lambda s: s.curriculum.enable and s.filter.enable and s.filter.metric != "acc",
+        "the curriculum would take this value of a group that is evicted for its pass rate. Set "
+        "metric=acc.",
     ),
     Rule(
         f"{HISTORY} {FILTER}",
@@ -277,6 +291,22 @@ LOSS_RULES: list[Check] = [
         "the loss multiplies the weights of a response's tokens, and each would be that of the "
         f"response. Set {CORRECTION}.rollout_is=token, or {CORRECTION}.bypass_mode=true, which "
         "has the paper's W.",
+    ),
+    Rule(
+        f"{LOSS} {CORRECTION}.rollout_is_threshold",
+        lambda s: (
+            s.loss == "vespo"
+            and s.correction.rollout_is
+            and "_" in str(s.correction.rollout_is_threshold)
+        ),
+        "the loss multiplies the weights of a response's tokens, so one outside the band would end "
+        "the whole response. Set one number.",
+    ),
+    Rule(
+        f"{LOSS} {ADVANTAGE}",
+        lambda s: s.loss in ("gmpo", "geo_mean") and (s.facts.critic or s.advantage == "sdpo"),
+        "this loss takes the mean advantage of a response, so that of its tokens would be lost. "
+        "Use method=ppo, or an advantage of responses.",
     ),
     Rule(
         f"recipe.weights.name {A}.loss_agg_mode",

@@ -24,7 +24,6 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
 from recipe.rollout import weights
-from recipe.trainer import batch as batches
 from recipe.trainer.order import group_id
 from recipe.trainer.replay_buffer import BoundedReplayBuffer
 from recipe.trainer.trainer import RecipeMixin
@@ -183,5 +182,5 @@ class SeparateAsyncTrainer(AsyncMixin, PPOTrainerSeparateAsync):
         self.checkpoint_manager = self.standalone_checkpoint_manager
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
-        with batches.for_actor(batch):
+        with self._for_actor(batch):
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)

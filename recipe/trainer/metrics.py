@@ -44,10 +44,11 @@ def step_metrics(
 def entropy_sums(rollouts: RolloutBatch) -> Tensor:
     """Return the entropy, in nats, and the number of the trained tokens of every row, 2 x B.
 
-    The entropy is that of the policy that starts the step, at the rollout's temperature, under the
-    trained prompt (with anchored ratios, a response to a rephrasing was sampled under another one).
-    verl's actor/entropy is aggregated as the loss is. 0 for filtered responses and filler groups,
-    and in bypass mode, where verl computes no entropy.
+    The entropy is that of the policy that starts the step, at the temperature of the ratio (the
+    rollout's; 1 with CW-GRPO's gradient through its weights), under the trained prompt (with
+    anchored ratios, a response to a rephrasing was sampled under another one). verl's actor/entropy
+    is aggregated as the loss is. 0 for filtered responses and filler groups, and in bypass mode,
+    where verl computes no entropy.
     """
     if rollouts.entropy_BT is None:
         return torch.zeros(2, len(rollouts), dtype=torch.float64)

@@ -302,13 +302,12 @@ class RecipeMixin(SavingTrainer):
         recipe = self.config.recipe
         if "hinted_logprobs_BT" not in ADVANTAGES.facts(recipe.advantage.name).inputs:
             return None
-        temperature = float(self.config.actor_rollout_ref.rollout.temperature)
         return hinted_logprobs(
             fetched,
             renderer=self.renderer,
             tokenizer=self.tokenizer,
             limit=int(self.config.data.max_prompt_length),
-            forward=forward_of(self.actor_rollout_wg, temperature, len(fetched.lengths)),
+            forward=forward_of(self.actor_rollout_wg, self.temperature, len(fetched.lengths)),
             metrics=metrics,
         )
 

@@ -243,7 +243,7 @@ def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
         bodies = {body["prompt"][0]: body for body in endpoint.bodies}
     assert bodies[5] == {
         "model": "tiny", "prompt": [5, 7, 7], "max_tokens": 7, "temperature": 1.0, "top_p": 1.0,
-        "seed": request_seed(3, "u5", 1), "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "seed": request_seed(3, "u5", 1), "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "stop": ["END"], "include_stop_str_in_output": True, "skip_special_tokens": False,
         "stop_token_ids": [0, 1, 2, 3],
     }  # fmt: skip
@@ -272,7 +272,7 @@ def test_llama_cpp_gets_every_parameter_by_its_name() -> None:
     with server_of(echo, "llamacpp") as endpoint:
         list(engine_at(endpoint.url).stream(requests(1)))
         (body,) = endpoint.bodies
-    assert (body["top_k"], body["min_p"], body["repeat_penalty"]) == (0, 0.0, 1.0)
+    assert (body["top_k"], body["min_p"], body["repeat_penalty"]) == (-1, 0.0, 1.0)
 
 
 def test_a_response_ends_at_the_end_of_its_turn() -> None:

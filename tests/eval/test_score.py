@@ -163,7 +163,8 @@ def test_a_seed_is_a_pure_function_of_question_and_sample() -> None:
         ("3.21 m", "3.2 cm", False),
         (None, "2.5", False),
         (r"45.1\%", "0.45", True),
-        (r"0.451\%", "0.45", False),
+        (r"0.451\%", "0.45", True),
+        (r"451\%", "0.45", False),
         (r"45.1\%", r"45.0\%", True),
     ],
 )

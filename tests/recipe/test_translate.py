@@ -24,7 +24,7 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ("A=$((2 * (3 + 4)))\nB=$((A / 5 - $A))\nx $A $B $((A+U))", ["14", "-12", unknown("U")]),
         ("A=$((9999999999 * 9999999999))\nx $A $((1/0))", [unknown("A"), unknown()]),
         ('A=${B:-"${C:-3}/y"}\nx $A "$HOME/z" $(pwd)', ["3/y", "/home/z", "/here"]),
-        ("A=~/a\nB='~/b'\nx $A $B c=~/c", ["/home/a", "~/b", "c=~/c"]),
+        ("A=~/a\nB='~/b'\nx $A $B a.c=~/c", ["/home/a", "~/b", "a.c=~/c"]),
         ('x "$@" $* "${@:2}" a="$@"', ["a="]),
         ('f() {\n  x "$@" "a=$1"\n}', [unknown(), f"a={unknown('1')}"]),
         ("N=$(nproc)\nx $N ${SET}", [unknown("N"), "given"]),

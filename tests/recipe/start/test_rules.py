@@ -31,6 +31,7 @@ from recipe.trainer import task_runner
 GMPO_TARGET = "recipe.algorithms.gmpo.GMPOLossConfig"
 OWN_CLASS = {"vespo", "fipo"}
 SEQUENCE = "{A}.loss_agg_mode=seq-mean-token-mean"
+GMPO = f"{{LOSS}}=gmpo {SEQUENCE} {{A}}.policy_loss._target_={GMPO_TARGET}"
 NONE = "recipe.advantage.name=none {A}.entropy_coeff=0.1"
 GAE = "recipe.advantage.name=verl:gae"
 PCL = "recipe.curriculum.enable=true recipe.curriculum.value_model=true critic.enable=true"
@@ -79,6 +80,10 @@ REFUSED = [
     (f"recipe.advantage.name=gdpo {VERIFIER}", "gdpo recipe.reward.verifiers"),
     ("recipe.advantage.name=gdpo recipe.reward.format_weight=0.3", "arguments.format_weight"),
     ("recipe.advantage.name=gdpo recipe.reward.format_weight=0", "arguments.format_weight"),
+    ("recipe.advantage.name=verl:gdpo recipe.reward.format_weight=0", "gdpo_reward_weights"),
+    (f"recipe.curriculum.enable=true {FILTER} algorithm.filter_groups.metric=reward", "pass rate"),
+    ("{LOSS}=vespo {C}.rollout_is=token {C}.rollout_is_threshold=0.5_5.0", "outside the band"),
+    (f"{GMPO} {GAE} critic.enable=true", "{LOSS}=gmpo recipe.advantage.name=verl:gae"),
     (f"{FILTER} recipe.advantage.name=grpo_lead recipe.reward.format_weight=0", "all right"),
     ("{LOSS}=vespo {C}.rollout_is=sequence", "{LOSS}=vespo {C}.rollout_is=sequence"),
     (f"recipe.weights.name=balanced {SEQUENCE}", "recipe.weights.name=balanced {A}.loss_agg_mode"),
@@ -93,6 +98,9 @@ REFUSED = [
 ]
 ALLOWED_ALGORITHM = [
     "",
+    "recipe.advantage.name=verl:reinforce_plus_plus {R}.n=1",
+    "recipe.advantage.name=verl:gdpo recipe.reward.format_weight=2 "
+    "recipe.advantage.arguments.gdpo_reward_weights=[1,2]",
     "{A}.use_kl_loss=true {A}.kl_loss_type=k1+",
     "algorithm.use_kl_in_reward=true algorithm.kl_penalty=k1",
     PCL,

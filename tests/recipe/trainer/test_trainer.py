@@ -23,6 +23,7 @@ from recipe.rollout.agent_loop import EPOCH
 from recipe.run.folder import RunFolder
 from recipe.trainer import records
 from recipe.trainer import trainer as trainers
+from recipe.trainer.asynchronous import SeparateAsyncTrainer
 from recipe.trainer.batch import ACTOR_FIELDS
 from recipe.trainer.order import distribute, group_id, training_order
 from recipe.trainer.question_stats import QuestionStats
@@ -32,9 +33,9 @@ OFF = {"enable": False, "candidates": 1, "target": 0.5}
 RECIPE = OmegaConf.create({"history": OFF, "curriculum": OFF})
 
 
-def bare(config: Any = None, **attributes: Any) -> Any:
+def bare(config: Any = None, kind: Any = RecipeTrainer, **attributes: Any) -> Any:
     """A trainer without verl's __init__, which starts half a cluster."""
-    trainer: Any = object.__new__(RecipeTrainer)
+    trainer: Any = object.__new__(kind)
     counts = {"batches_fetched": 0, "optimizer_steps": 0, "earlier_seconds": 0.0, "started": 0.0}
     for name, value in {**counts, "question_stats": QuestionStats(RECIPE), **attributes}.items():
         setattr(trainer, name, value)
@@ -117,10 +118,11 @@ def test_the_actor_is_sent_only_what_it_reads(monkeypatch: pytest.MonkeyPatch, n
     assert trainer.optimizer_steps == (6 if name == "_update_actor" else 0)  # 3 x 2 / 1
 
 
+@pytest.mark.parametrize("kind", [RecipeTrainer, SeparateAsyncTrainer])
 @pytest.mark.parametrize(("gradient", "wanted"), [("through", 1.0), ("detached", 0.7)])
 @pytest.mark.parametrize("name", PASSES)
 def test_a_gradient_through_the_weights_has_its_own_temperature(
-    monkeypatch: pytest.MonkeyPatch, name: str, gradient: str, wanted: float
+    monkeypatch: pytest.MonkeyPatch, name: str, gradient: str, wanted: float, kind: Any
 ) -> None:
     """Log-probabilities, KL and update at 1 as the authors', samples at 0.7."""
     seen: list[float] = []
@@ -133,7 +135,7 @@ def test_a_gradient_through_the_weights_has_its_own_temperature(
     weights = {"name": "gaussian_covariance", "gaussian_covariance": section}
     parts = {"actor": {"ppo_mini_batch_size": 1, "ppo_epochs": 1}, "rollout": {"n": 1}}
     parts["rollout"]["temperature"] = 0.7  # type: ignore[assignment]
-    trainer = bare({"recipe": {"weights": weights}, "actor_rollout_ref": parts})
+    trainer = bare({"recipe": {"weights": weights}, "actor_rollout_ref": parts}, kind)
     trainer.watchdog = SimpleNamespace(begin=lambda: None)
 
     getattr(trainer, name)(Batch(["a"]), {})
