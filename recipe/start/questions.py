@@ -16,6 +16,7 @@ from prompt_aug.extraction import extraction
 from prompt_aug.grading.pool import GraderError
 from prompt_aug.questions import (
     SHOWN_ERRORS,
+    VALIDATION,
     Question,
     QuestionError,
     count_repeats,
@@ -60,7 +61,8 @@ def prepare_data(s: Setup, tokenizer: Any) -> dict[str, Any]:
     record = {"train": train.record, "test": test.record}
     record["verifiers"] = check_verifiers(s.reward, [*train.available, *test.available])
     for name, key, split in (("train", "train_files", train), ("test", "val_files", test)):
-        rows = [dataclasses.replace(question, split=name) for question in split.questions]
+        kept = {VALIDATION: VALIDATION} if name == "test" else {}  # eval.selection asks for it
+        rows = [dataclasses.replace(q, split=kept.get(q.split, name)) for q in split.questions]
         write_parquet(rows, s.folder.data(name), split.samples)
         with open_dict(s.config):
             s.data[key] = [str(s.folder.data(name))]

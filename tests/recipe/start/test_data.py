@@ -171,13 +171,15 @@ def test_validation_on_training_questions(
 
 def test_repeated_validation_rows_are_samples_of_one_question(config: Any, tmp_path: Path) -> None:
     train, n = questions(tmp_path / "a.parquet", 40), config.actor_rollout_ref.rollout.val_kwargs.n
-    first, second = question("3 + 4?"), question("3 + 5?")
+    first = question("3 + 4?")
+    second = dataclasses.replace(question("3 + 5?"), split="validation")  # as prepare holds out
     rows = [first, second, first, first]
     report = prepare(config, [train], [written(tmp_path / "v.parquet", rows)])["test"]
     assert (report["questions"], report["rows_of_source"]) == (2, {"t": 2})
     assert report["digest"] == prepared.questions_digest(rows)  # so that a run of before can resume
     table = pandas.read_parquet(config.data.val_files[0])
     assert list(table["__rollout_n__"]) == [3 * n, n]
+    assert [extra["split"] for extra in table["extra_info"]] == ["test", "validation"]
 
 
 def test_a_question_with_a_special_token_is_named(config: Any, tmp_path: Path) -> None:
