@@ -223,7 +223,7 @@ def _options(value: Any, answers: Sequence[str]) -> tuple[str, ...]:
     return texts if {*answers} <= {*LETTERS[: len(texts)]} else ()
 
 
-OF_CODE = re.compile(r"\bassert\b|\n|^\s*\{")  # tests and records, which a verifier reads
+OF_CODE = re.compile(r"""\b(?:assert|import|def|print)\b|^\s*\{\s*["']""")  # read by a verifier
 
 
 def listed(text: str) -> Sequence[str]:

@@ -38,6 +38,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from recipe.config import show
     from recipe.config.compose import compose_config
     from recipe.run import ending
+    from recipe.run.checkpoints import saved_steps
     from recipe.run.folder import record_environment, record_model
     from recipe.trainer import launch
 
@@ -67,6 +68,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         return 0
     folder = setup.folder
     with lock(folder.root):
+        anew = not saved_steps(folder.checkpoints)
         with Progress("recipe.train: data and model"):
             prepare(setup)
         if launch.finished(config):
@@ -77,7 +79,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(
                 f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
             )
-        record_model(folder.root)
+        record_model(folder.root, anew)
         if settings:
             write_text(folder.script, settings)
         code, message = carry_out(config)

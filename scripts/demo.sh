@@ -17,7 +17,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit 0
 fi
 run=${RUN:-runs/demo}
-if [[ " $* " == *' recipe.run_dir='* ]]; then
+if [[ $* == *recipe.run_dir=* ]]; then
     echo "recipe.run_dir: set RUN=runs/mine, which all stages read, and leave it out." >&2
     exit 2
 fi

@@ -77,7 +77,10 @@ print("bf16" if multiplies_bfloat16() else "fp32")')
 
 mkdir -p data models
 exec 8>>data/.smollm2.lock # a second command waits for what the first one makes
-flock 8
+flock -n 8 || {
+    echo "another smollm2.sh makes questions or start model: waiting for it" >&2
+    flock 8
+}
 if [[ ! -e $svamp/SVAMP.json ]]; then
     stage "questions" git clone --depth 1 https://github.com/arkilpatel/SVAMP "$svamp"
 fi

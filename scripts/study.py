@@ -58,7 +58,9 @@ class Study:
         if self.work.is_relative_to(ROOT):
             raise UsageError(f"--work {work}: inside the checkout. Name a folder outside.")
         if not (commit := self.protocol.code):
-            raise UsageError(f"{path}: code=null. See its rule for what comes first, then enter the commit of all runs.")
+            raise UsageError(
+                f"{path}: code=null. See its rule for what comes first, then enter a commit."
+            )
         if call(["git", "status", "--porcelain", "--", str(self.path)], ROOT):
             raise UserError(f"{path}: has changes. Commit the protocol before its first run.")
         self.code = self.work / f"code-{commit[:12]}"

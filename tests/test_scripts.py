@@ -313,7 +313,7 @@ def test_the_run_folder_and_the_site(checkout: Path) -> None:
     assert folder(RUN="").split()[0] == "runs/gym"
     assert folder("recipe.run_dir=runs/y", RUN="runs/x").split()[0] == "runs/y"
     assert folder(RUN="", NO_RECIPE="1").split()[0] == "runs/mine"
-    assert folder("recipe.run_dir='runs/a=1'", RUN="").split()[0] == "'runs/a=1'"
+    assert folder("recipe.run_dir='runs/a=1'", RUN="").split()[0] == "runs/a=1"
     assert (checkout / "runs/a=1").is_dir()  # where its progress is looked for
     before = calls(checkout)
     assert job(checkout, "mine", RUN="", CFG="1")[0] == 1 and calls(checkout) == before

@@ -228,6 +228,10 @@ def _places(golds: list[Node], preds: list[Node]) -> list[list[tuple[Node, Node]
     if {*theirs} == {*names}:
         return [list(zip(by_name, sorted(preds, key=_name), strict=True))]
     labels = [item.label for item in golds]
+    if not any(labels):
+        found = [[p for p, x in zip(preds, theirs, strict=True) if _alike(n, x)] for n in names]
+        if all(len(one) == 1 for one in found) and len({id(one[0]) for one in found}) == len(golds):
+            return [[(gold, one[0]) for gold, one in zip(golds, found, strict=True)]]
     if any(labels) and (any(theirs) or len({x.partition("_")[0] for x in names}) < len(names)):
         return []
     letters = all(labels) and all(len(name) < 3 for name in names)
@@ -237,6 +241,12 @@ def _places(golds: list[Node], preds: list[Node]) -> list[list[tuple[Node, Node]
 def _name(item: Node) -> str:
     """Return what names a value of a list: its label, or the words after it."""
     return _label(item) or flat(item.text.removeprefix(split_unit(item.text)[0])).lower()
+
+
+def _alike(name: str, other: str) -> bool:
+    """Return whether words name one thing, as "red" and "red balls", "apples" and "apple"."""
+    a, b = name.rstrip("s"), other.rstrip("s")
+    return bool(a and b) and (a in b or b in a)
 
 
 def _label(item: Node) -> str:

@@ -56,7 +56,8 @@ _FONTS = re.compile(
     rf"\\(?:{_FONT}|operatorname\*?)\s*\{{((?:[^{{}}^]|\^\{{-?\d\}}|\^(?!\{{))*)\}}"
 )
 _NESTED_FONT = re.compile(rf"\\(?:{_FONT})(?=\s*\{{[^{{}}]*\{{)")
-_RATE = re.compile(r"([\d})]\s*\\text\{[^{}]*)\}\s*/\s*\\text\{")  # of a value
+# Of a value: 2\pi\text{m}/\text{s}, but not 2\pi\text{R}/\text{T}.
+_RATE = re.compile(r"((?:[\d})]|\\pi(?!\s*\\text\{[A-Z]\}))\s*\\text\{[^{}]*)\}\s*/\s*\\text\{")
 _OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)

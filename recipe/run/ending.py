@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from prompt_aug.base.commands import python_command
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import GONE, FileError, is_held, read_json, write_json, write_text
+from prompt_aug.base.files import GONE, LOCK, FileError, is_held, read_json, write_json, write_text
 from recipe.run import checkpoints, folder, progress
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
@@ -34,11 +34,12 @@ def record(run: folder.RunFolder, code: int, message: str) -> None:
 
 def state_of(run: folder.RunFolder, *, done: bool, begun: bool) -> str:
     """Return the state, one of those in `recipe.runs`, of a run with all (`done`) or some steps."""
-    try:  # first: of another user's run, it is not known whether its lock is held
+    try:
         code = read_json(run.end)["code"]
     except (FileError, KeyError):  # ended by a signal, or by an older version
         code = None
-    if code is None and is_held(run.root):
+    # Of another user's lock it is not known whether it is held.
+    if is_held(run.root) and (code is None or os.access(run.root / LOCK, os.W_OK)):
         return "running"
     if code == 1:
         return "failed"

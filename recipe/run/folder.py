@@ -253,11 +253,10 @@ def start_model(run: Path) -> dict[str, Any]:
     return describe(section["path"], overrides.get("model_config", overrides))
 
 
-def record_model(run: Path) -> None:
-    """Write model.json, until the run has made a step: before, it may start with another model."""
-    folder = RunFolder(run)
-    if not (folder.begun and folder.model.is_file()):
-        write_json(folder.model, start_model(run))
+def record_model(run: Path, anew: bool = False) -> None:
+    """Write model.json, again if the run begins `anew`: it may do so with another model."""
+    if anew or not RunFolder(run).model.is_file():
+        write_json(RunFolder(run).model, start_model(run))
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
+import math
 from collections.abc import Iterator
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
@@ -107,9 +108,18 @@ def format_weight(s: Setup) -> float:
     """Return the weight of formats in GDPO, relative to accuracy's."""
     arguments = s.recipe.advantage.arguments or {}
     if s.advantage == "verl:gdpo":
-        accuracy, formats = arguments.get("gdpo_reward_weights") or (1, 1)
-        return float(formats) / float(accuracy)
+        accuracy, formats = gdpo_weights(s) or (1.0, math.nan)
+        return formats / accuracy
     return float(arguments.get("format_weight", 1.0))
+
+
+def gdpo_weights(s: Setup) -> tuple[float, float] | None:
+    """Return verl:gdpo's weights of accuracy and format, None if they are not two above 0."""
+    arguments = s.recipe.advantage.arguments or {}
+    weights = list(arguments.get("gdpo_reward_weights") or (1, 1))
+    numbers = [float(x) for x in weights if isinstance(x, int | float) and x > 0]
+    keys = "gdpo_reward_keys" in arguments  # another order
+    return None if keys or not len(numbers) == len(weights) == 2 else (numbers[0], numbers[1])
 
 
 def baseline(s: Setup) -> Iterator[str]:
@@ -137,11 +147,12 @@ REWARD: list[Check] = [
     Rule(
         f"{ADVANTAGE} recipe.reward.format_weight",
         lambda s: (
-            s.advantage in ("gdpo", "verl:gdpo") and s.reward.format_weight != format_weight(s)
+            s.advantage in ("gdpo", "verl:gdpo")
+            and not math.isclose(s.reward.format_weight, format_weight(s))
         ),
         "it does not read the summed reward, so the other key has no effect. Set both to one "
         "weight: recipe.advantage.arguments.format_weight counts, of verl:gdpo "
-        "gdpo_reward_weights=[1, weight].",
+        "gdpo_reward_weights=[1, weight] without gdpo_reward_keys.",
     ),
     Rule(
         f"{ADVANTAGE} {A}.entropy_coeff {A}.use_kl_loss",
@@ -304,7 +315,7 @@ LOSS_RULES: list[Check] = [
     ),
     Rule(
         f"{LOSS} {ADVANTAGE}",
-        lambda s: s.loss in ("gmpo", "geo_mean") and (s.facts.critic or s.advantage == "sdpo"),
+        lambda s: s.loss == "gmpo" and (s.facts.critic or s.advantage == "sdpo"),
         "this loss takes the mean advantage of a response, so that of its tokens would be lost. "
         "Use method=ppo, or an advantage of responses.",
     ),

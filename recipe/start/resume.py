@@ -187,15 +187,16 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
     saves = Path(s.trainer.default_local_dir)
     if s.trainer.resume_mode != "resume_path" or checkpoints.saved_steps(saves):
         return
-    folder, key = Path(s.trainer.resume_from_path).resolve(), "trainer.resume_from_path"
+    given, key = Path(s.trainer.resume_from_path).absolute(), "trainer.resume_from_path"
+    folder = given.resolve()
     if why := checkpoints.damage(folder, s.actor.checkpoint.save_contents):
         yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
     elif not re.fullmatch(rf"{CHECKPOINT}\d+", folder.name):
         yield f"{key}={folder}: its step is not in its name. Rename it to global_step_N."
-    config = RunFolder(folder.parent.parent).config
-    if not config.is_file():
+    runs = (given.parent.parent, folder.parent.parent)  # checkpoints/ may be a link to a disk
+    if not (run := next((x for x in runs if RunFolder(x).config.is_file()), None)):
         return
-    before = OmegaConf.create(read_config(folder.parent.parent))
+    before = OmegaConf.create(read_config(run))
     if keys := [*unlike(before, s.config), *other_mesh(folder, before, s)]:
         yield f"{key}={folder}: it was saved with other values of {', '.join(keys)}. Set them back."
 

@@ -167,7 +167,7 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
     return {name: dict(zip(runs.HEADER, cells, strict=True)) for name, cells in listed.items()}
 
 
-def test_the_states(tmp_path: Path) -> None:
+def test_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "ready")
     for name, code, steps in (
         ("done", 0, 4),
@@ -185,8 +185,9 @@ def test_the_states(tmp_path: Path) -> None:
     with lock(busy.root):
         states = {name: row["state"] for name, row in rows(tmp_path).items()}
         assert states.pop("busy") == "running"
-        write_json(busy.end, {"code": 1, "message": ""})
-        # Of another user's run, nobody can tell whether the lock is held.
+        write_json(busy.end, {"code": 1, "message": ""})  # of its last start
+        assert rows(tmp_path)["busy"]["state"] == "running"
+        monkeypatch.setattr("recipe.run.ending.os.access", lambda *_: False)  # another user's
         assert rows(tmp_path)["busy"]["state"] == "failed"
     assert states == {
         **{"ready": "ready", "done": "done", "interrupted": "stopped", "time": "stopped"},

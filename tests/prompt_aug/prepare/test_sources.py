@@ -238,6 +238,10 @@ def test_a_list_of_one_answer_as_text_is_that_answer() -> None:
     chat = [{"role": "user", "content": "Q?"}]
     row = {"data_source": "s", "prompt": chat, "reward_model": {"ground_truth": '["34"]'}}
     made = to_question(row, Columns(**sources.VERL_COLUMNS), "s", "train")
+    for gold, answer in ((r'["9.6\n"]', "9.6"), ('["{1, 2}"]', "{1, 2}")):
+        of = row | {"reward_model": {"ground_truth": gold}}
+        read = to_question(of, Columns(**sources.VERL_COLUMNS), "s", "train").answers
+        assert [text.strip() for text in read] == [answer]
     code = row | {"reward_model": {"ground_truth": '["assert f(1) == 2"]'}}  # of a verifier
     assert to_question(code, Columns(**sources.VERL_COLUMNS), "s", "train").answers[0][0] == "["
     assert made.answers == ("34",) and made.row and '[\\"34\\"]' in made.row

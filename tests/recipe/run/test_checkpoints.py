@@ -24,7 +24,7 @@ from prompt_aug.turns import end_of_turn
 from recipe.errors import ConfigError
 from recipe.machine import model_files
 from recipe.run import checkpoints
-from recipe.run.folder import RunFolder, append_metrics, record_model, recorded_model
+from recipe.run.folder import RunFolder, record_model, recorded_model
 
 
 @pytest.fixture
@@ -287,11 +287,10 @@ def test_a_run_records_its_start_model_once(start: Path, tmp_path: Path) -> None
     for run in runs:
         run.mkdir()
         (run / "config.yaml").write_text(yaml.safe_dump({"actor_rollout_ref": {"model": section}}))
-    write_json(RunFolder(runs[0]).model, {})  # of a start with another model, without a step
-    record_model(runs[0])
+    write_json(RunFolder(runs[0]).model, {})  # of a start with another model, without a checkpoint
+    record_model(runs[0], anew=True)
     before = model_files.describe(str(model))["config"]
     field("rms_norm_eps", 1e-5)[1](model)
-    append_metrics(runs[0], 1, {})
     record_model(runs[0])  # a resumed start
     (new, no_note), (old, note) = map(recorded_model, runs)
     assert (new or {})["config"] == before != (old or {})["config"] and not no_note and note

@@ -79,6 +79,13 @@ def test_a_link_is_the_checkpoint_that_it_names(run: RunFolder) -> None:
     checks.check_run(setup)
     assert resume.repair_checkpoints(setup) == []
     assert checkpoints.tracked_step(new.checkpoints) == 1 and new.checkpoint(1).is_dir()
+    run.checkpoints.rename(disk := run.root.parent / "disk")
+    run.checkpoints.symlink_to(disk)
+    third = RunFolder(run.root.parent / "third")
+    with pytest.raises(ConfigError, match="other values"):
+        checks.check_run(
+            Setup(compose_config("toy", begun_at(run.checkpoint(2), third, "recipe.seed=1")))
+        )
     run.checkpoint(1).rename(run.checkpoints / "step_1")
     other = RunFolder(run.root.parent / "other")
     with pytest.raises(ConfigError, match="Rename it"):

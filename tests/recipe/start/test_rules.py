@@ -81,6 +81,14 @@ REFUSED = [
     ("recipe.advantage.name=gdpo recipe.reward.format_weight=0.3", "arguments.format_weight"),
     ("recipe.advantage.name=gdpo recipe.reward.format_weight=0", "arguments.format_weight"),
     ("recipe.advantage.name=verl:gdpo recipe.reward.format_weight=0", "gdpo_reward_weights"),
+    *(
+        (f"recipe.advantage.name=verl:gdpo recipe.advantage.arguments.{argument}", "gdpo_reward")
+        for argument in (
+            "gdpo_reward_weights=[0,1]",
+            "gdpo_reward_weights=[1]",
+            "gdpo_reward_keys=[format,accuracy]",
+        )
+    ),
     (f"recipe.curriculum.enable=true {FILTER} algorithm.filter_groups.metric=reward", "pass rate"),
     ("{LOSS}=vespo {C}.rollout_is=token {C}.rollout_is_threshold=0.5_5.0", "outside the band"),
     (f"{GMPO} {GAE} critic.enable=true", "{LOSS}=gmpo recipe.advantage.name=verl:gae"),
@@ -101,6 +109,8 @@ ALLOWED_ALGORITHM = [
     "recipe.advantage.name=verl:reinforce_plus_plus {R}.n=1",
     "recipe.advantage.name=verl:gdpo recipe.reward.format_weight=2 "
     "recipe.advantage.arguments.gdpo_reward_weights=[1,2]",
+    "recipe.advantage.name=verl:gdpo recipe.reward.format_weight=0.1 "
+    "recipe.advantage.arguments.gdpo_reward_weights=[3,0.3]",
     "{A}.use_kl_loss=true {A}.kl_loss_type=k1+",
     "algorithm.use_kl_in_reward=true algorithm.kl_penalty=k1",
     PCL,
