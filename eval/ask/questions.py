@@ -117,7 +117,8 @@ class Questions:
 def signature(model: str, tokenizer: Any) -> str:
     """Return the same text for two models whose weights fit into the same engine.
 
-    It covers configuration, generation configuration (stop tokens) and tokenizer. A hub id is its
+    It covers configuration, generation configuration (stop tokens), tokenizer and chat template,
+    so their prompts are equal, too. A hub id is its
     own signature, because no file of it can be compared.
     """
     if not (Path(model) / "config.json").is_file():
@@ -128,7 +129,7 @@ def signature(model: str, tokenizer: Any) -> str:
         parts.append({k: v for k, v in content.items() if k not in VOLATILE})
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts.append(backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()))
-    parts.append(sorted(end_of_turn(tokenizer).ids))
+    parts += [getattr(tokenizer, "chat_template", None), sorted(end_of_turn(tokenizer).ids)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

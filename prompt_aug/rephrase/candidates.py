@@ -23,13 +23,14 @@ from prompt_aug.rephrase.checks import (
     doubt,
     likeness,
     reject,
+    sibling_copies,
     tokens,
 )
 from prompt_aug.rephrase.reading import read
 
 NOT_OF_SOURCE = ("text", "uid", "used")  # of a response
 _LABEL = (
-    r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*:"
+    r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*[*_]{0,2}:"
     r"[^\w\s$\\(]{0,2}\s+"  # not the dollar of a formula
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
@@ -154,13 +155,19 @@ def _same(answer: str, gold: str) -> bool:
     return answer == gold or grade_answer(answer, gold).correct
 
 
-def solved(candidate: Candidate, own: Answers, answers: Answers, agree: int) -> Candidate:
-    """Apply the answers to a candidate that the checks did not reject."""
+def solved(
+    candidate: Candidate, own: Answers, answers: Answers, agree: int, siblings: Sequence[str] = ()
+) -> Candidate:
+    """Apply the answers to a candidate that the checks did not reject; `siblings` are accepted."""
     shown = {"right": answers.right, "responses": answers.responses, "wrong": answers.wrong[:2]}
     candidate = replace(candidate, source=candidate.source | {"solver": shown})
     if answers.right >= agree:
-        path = "checks" if candidate.verdict == "accept" else "solver"
-        return replace(candidate, verdict="accept", path=path)
+        if candidate.verdict == "accept":
+            return candidate
+        if copied := tuple(sibling_copies(candidate.text, siblings)):
+            reasons = (*candidate.reasons, *copied)
+            return replace(candidate, verdict="reject", reasons=reasons, path="solver")
+        return replace(candidate, verdict="accept", path="solver")
     name, count = answers.wrong[0] if answers.wrong else ("", 0)
     usual = own.wrong[0][0] if own.wrong and own.wrong[0][1] >= own.right else None
     if count >= max(agree, 2) and not (usual is not None and _same(usual, name)):

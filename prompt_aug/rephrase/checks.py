@@ -65,6 +65,11 @@ NEUTRAL = frozenset(
     "his her i my we you your of in on at by to from for with as than then when where while so "
     "such and but also any some each every per into during please tell state".split()
 )
+# Neutral words that do change a near copy: reduced by or to, how many he had or has.
+PIVOTS = [
+    frozenset(words.split())
+    for words in ("by to from", "he she", "his her", "did had do does has have will")
+]
 _SIGN = r"(?<=\d) [{}] (?=\d)"  # between two numbers
 OPERATIONS = {
     "add": re.compile(_SIGN.format("+") + r"|\b(?:sum|plus|add(?:ed|ing)?)\b"),
@@ -145,6 +150,15 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         yield doubt("edit", detail)
     elif figures[0] != figures[1]:
         yield reject("edit", "a near copy in which numbers or formulas changed places")
+    else:
+        fewer, more = Counter(own) - Counter(changed), Counter(changed) - Counter(own)
+        if turned := [x for x in PIVOTS if x & fewer.keys() and x & more.keys()]:
+            yield doubt("edit", f"a near copy with another word of {', '.join(sorted(turned[0]))}")
+        people = {stem(name.lower()) for name in re.findall(r"\b[A-Z][a-z]+", question.prose)}
+        people -= NEUTRAL
+        first, second = ([t for t in s if t in people] for s in (own, changed))
+        if first != second and sorted(first) == sorted(second):
+            yield doubt("edit", "a near copy in which names changed places")
 
 
 def _content(listed: Sequence[str], names: Collection[str]) -> Counter[str]:
@@ -207,6 +221,12 @@ def copies(question: str, candidate: str, siblings: Sequence[str]) -> Iterator[R
     own = tokens(read(candidate))
     if own == tokens(read(question)):
         yield reject("copy", "the same words, numbers and formulas in the same order")
+    yield from sibling_copies(candidate, siblings)
+
+
+def sibling_copies(candidate: str, siblings: Sequence[str]) -> Iterator[Reason]:
+    """Yield a reason if the candidate copies an accepted sibling."""
+    own = tokens(read(candidate))
     for place, sibling in enumerate(siblings):
         likeness = fuzz.token_sort_ratio(" ".join(own), " ".join(tokens(read(sibling))))
         if likeness >= SIBLING_LIKENESS:

@@ -52,7 +52,9 @@ class Run:
         spent = self.model.store.spent.plus(self.solver.store.spent)
         self.budget = Budget(options.max_requests, options.max_total_tokens, spent)
         questions = [] if options.offline else self.questions
-        self.requests = [self.model.request(q.uid, q.text, samples=0) for q in questions]
+        # A question may be in several rows.
+        made = (self.model.request(q.uid, q.text, samples=0) for q in questions)
+        self.requests = list({request.uid: request for request in made}.values())
         self.request_more({})
 
     def _stage(
@@ -137,7 +139,8 @@ class Run:
             first, listed = graded[own[uid].text], self.listed[uid]
             for place, c in enumerate(listed):
                 if c.verdict != "reject":
-                    listed[place] = solved(c, first, graded[c.text], agree)
+                    others = [x.text for x in accepted(listed) if x is not c]
+                    listed[place] = solved(c, first, graded[c.text], agree, others)
 
     def finish(self) -> dict[str, Any]:
         """Choose, and write all three files, the manifest last; return the manifest's content."""

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,6 +139,7 @@ class Stage:
     async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
         self.per_request, queue = self.endpoint.per_request, iter(requests)
         self.limit = "max_tokens"
+        self.without = set[str]()  # parameters at their default that the endpoint refuses
         self.recorded = budget.spent  # the part of it that the records have
         self.empty: dict[str, list[str]] = {}  # uids by why a response has no text
         async with http.Channel(self.endpoint, budget) as self.channel:
@@ -181,13 +183,48 @@ class Stage:
                     break
                 missing = self.store.missing(request)
 
+    def _body(self, request: Request, count: int) -> dict[str, Any]:
+        """Return the JSON of a request for `count` responses, with what this endpoint takes."""
+        body = self.sampling._asdict() | {"messages": request.messages, "n": count}
+        body[self.limit] = body.pop("max_tokens")
+        return {name: value for name, value in body.items() if name not in self.without}
+
+    def _adapted(self, body: Mapping[str, Any], line: str) -> bool:
+        """Return whether a refusal names what the next request can have otherwise, as it then has.
+
+        A parameter is left out only at 1, the API's default.
+        """
+        if "max_tokens" in body and f"'{RENAMED}' instead" in line:
+            self.limit = RENAMED
+            return True
+        refused = re.search(r"support|cannot|both|allowed", line)
+        given = [name for name in ("top_p", "temperature") if refused and body.get(name) == 1]
+        named = {name for name in given if name in line}
+        self.without |= {*sorted(named)[-1:]}  # of both at once, top_p
+        return bool(named)
+
+    def _read(
+        self, request: Request, choices: list[tuple[str, str, str]], answer: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return a record for each choice; count those without a whole text."""
+        answers = []
+        for text, finish, missing in choices:
+            text = text if text.strip() else ""
+            answers.append({"text": text, "finish": finish, "answered_by": answer.get("model")})
+            if not text:
+                self.empty.setdefault(missing, []).append(request.uid)
+        lacking = "" if any(a["text"] for a in answers) else f"an empty text ({choices[0][1]})"
+        if all(finish == "length" for _, finish, _ in choices):
+            lacking = lacking or "a text that is cut off"
+        line = str(answer.get("error") or f"{lacking}. Raise --answer-tokens")
+        self.channel.count(lacking, line)
+        return answers
+
     async def _ask(
         self, request: Request, samples: list[int], *, alone: bool = False
     ) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
-        wanted = self.estimate(request, len(samples))
-        body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
-        body[self.limit] = body.pop("max_tokens")
+        wanted, body = self.estimate(request, len(samples)), self._body(request, len(samples))
         try:
             answer = await self.channel.ask("chat/completions", body, wanted)
         except EndpointError as error:
@@ -195,8 +232,7 @@ class Stage:
             return []
         except http.Failure as failure:
             final = failure.status in http.FINAL
-            if final and body.get("max_tokens") and f"'{RENAMED}' instead" in failure.line:
-                self.limit = RENAMED
+            if final and self._adapted(body, failure.line):
                 return await self._ask(request, samples, alone=alone)
             if final and len(samples) > 1:  # n may be unsupported
                 return await self._ask(request, samples[:1], alone=True)
@@ -208,15 +244,7 @@ class Stage:
                 choices *= len(samples)
             elif alone or len(choices) < len(samples):  # fewer than requested
                 self.per_request = 1
-            answers = []
-            for text, finish, missing in choices:
-                text = text if text.strip() else ""
-                answers.append({"text": text, "finish": finish, "answered_by": answer.get("model")})
-                if not text:
-                    self.empty.setdefault(missing, []).append(request.uid)
-            lacking = "" if any(a["text"] for a in answers) else f"an empty text ({choices[0][1]})"
-            line = str(answer.get("error") or f"{lacking}. Raise --answer-tokens")
-            self.channel.count(lacking, line)
+            answers = self._read(request, choices, answer)
         source = {"key": request.key, "uid": request.uid, "prompt": self.prompt_sha256}
         common = {**source, **self.sampling._asdict(), **self.root}
         pairs = zip(samples, answers, strict=False)

@@ -25,6 +25,7 @@ _LAYOUT = re.compile(
     r"|f?box(?:ed)?|mbox|(?:text|math)(?:rm|bf|it|tt|sf|normal)?)(?![A-Za-z])"
 )
 Mark = Annotated[str, Field(pattern=r"\S")]  # not empty
+TagName = Annotated[str, Field(pattern=r"^[\w-]+$")]  # without <>
 Marks = Annotated[Several[Mark], BeforeValidator(as_list)]
 # Checks that require content; `absent` alone would pay an empty response.
 REQUIRING = ("once", "order", "nested", "filled", "last", "boxed", "boxed_in", "boxed_after")
@@ -51,11 +52,11 @@ class Rule(Record):
     once: Marks = ()
     absent: Marks = ()
     order: Marks = ()
-    nested: Marks = ()
+    nested: Annotated[Several[TagName], BeforeValidator(as_list)] = ()
     filled: Several[Annotated[Marks, Field(min_length=2, max_length=2)]] = ()
     last: Mark | None = None
     boxed: bool = False
-    boxed_in: Mark | None = None
+    boxed_in: TagName | None = None
     boxed_after: Mark | None = None
 
     @model_validator(mode="after")
@@ -71,7 +72,7 @@ class Rule(Record):
         text = prefill + response
         places = [response.find(marker) for marker in self.order]
         return (
-            all(response.count(marker) == 1 for marker in (*self.once, *self.order))
+            all(-1 < response.find(x) == response.rfind(x) for x in (*self.once, *self.order))
             and not any(marker in response for marker in self.absent)
             and all(first < second for first, second in pairwise(places))
             and (not self.nested or _well_nested(text, self.nested))

@@ -16,7 +16,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, read_json, read_text
-from prompt_aug.templates.format_checks import Mark, Marks, Rule, format_reward, published_reward
+from prompt_aug.templates.format_checks import (
+    Mark,
+    Marks,
+    Rule,
+    TagName,
+    format_reward,
+    published_reward,
+)
 from prompt_aug.typed import Record, Several, as_list, closest, parse_typed, parse_yaml
 
 FormatSetting = Literal["strict", "published"]
@@ -52,7 +59,7 @@ class Template(Record):
     format: Several[Rule] = ()
     published: Marks = ()
     format_setting: FormatSetting = "strict"
-    answer_tag: str | None = None
+    answer_tag: TagName | None = None
     source: str = ""
 
     @model_validator(mode="after")

@@ -187,7 +187,9 @@ def test_a_signature_covers_what_an_engine_reads(model: Path, tmp_path: Path) ->
     assert of(transformers_version="9", _name_or_path="x", dtype="bfloat16") == first
     assert of(max_position_embeddings=2048) != first
     generation["eos_token_id"] = 2
-    assert of() != first
+    assert (second := of()) != first
+    tokenizer.chat_template = "another prompt"
+    assert of() != second
     assert signature("some/hub-id", tokenizer) == "some/hub-id"
 
 

@@ -1,6 +1,7 @@
 """Which candidates become rephrasings: rules, solver and distance by hand."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,13 @@ def test_a_solver_accepts_at_m_of_k_and_doubts_a_new_common_wrong_answer(
 ) -> None:
     after = solved(checks, question, answers, 3)
     assert (after.verdict, after.path) == (verdict, path)
+
+
+def test_a_solver_accepts_no_copy_of_a_sibling() -> None:
+    text, all_right = "How many apples does Ann have now?", Answers(4, 4, ())
+    doubtful = replace(DOUBTFUL, text=text)
+    assert solved(doubtful, all_right, all_right, 3, ["What is 3 + 4?"]).verdict == "accept"
+    assert solved(doubtful, all_right, all_right, 3, [f"{text} "]).verdict == "reject"
 
 
 def test_the_answers_of_a_text_are_graded_and_grouped() -> None:

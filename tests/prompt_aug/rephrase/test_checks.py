@@ -118,6 +118,24 @@ def test_one_fault_at_a_time(
     assert all(reason.detail for reason in result.reasons)
 
 
+@pytest.mark.parametrize(
+    ("question", "changed"),
+    [
+        (
+            "It costs $50. It is reduced by $20. Find it.",
+            "It costs $50. It is reduced to $20. Find it.",
+        ),
+        ("Tom gave 5 away. How many did he have?", "Tom gave 5 away. How many does he have?"),
+        (
+            "Ann is 5 years older than Bob. Ann is 12 years old. How old is Bob?",
+            "Bob is 5 years older than Ann. Ann is 12 years old. How old is Bob?",
+        ),
+    ],
+)
+def test_a_near_copy_with_another_meaning_is_doubtful(question: str, changed: str) -> None:
+    assert check_text(question, changed).verdict == "doubtful"
+
+
 def test_a_sum_is_not_rephrased_as_a_difference() -> None:
     assert check_text("What is 74 + 38?", "Subtract 38 from 74.").verdict == "doubtful"
     assert check_text("What is 74 - 38?", "Add 74 and 38.").verdict == "doubtful"

@@ -187,12 +187,14 @@ def test_a_model_with_another_name_of_the_limit_gets_it_by_that_name(tmp_path: P
     def script(number: int, body: dict[str, Any]) -> Reply:
         if "max_tokens" in body:
             return Reply({"error": {"message": why}}, status=400)
-        assert body["max_completion_tokens"] == SAMPLING.max_tokens
+        if "temperature" in body and "top_p" in body:  # as Claude
+            return Reply({"error": {"message": "`temperature` and `top_p` cannot both be"}}, 400)
+        assert body["max_completion_tokens"] == SAMPLING.max_tokens and "temperature" in body
         return Reply(chat(["x"] * body["n"], finish="eos"))
 
     with serving(script) as endpoint:
         store = ask(tmp_path, endpoint.url, requests(3, samples=2), concurrency=1)
-        assert [body["n"] for body in endpoint.bodies] == [2] * 4
+        assert [body["n"] for body in endpoint.bodies] == [2] * 5
     assert [record["finish"] for record in store.answers.values()] == ["stop"] * 6
 
 
@@ -204,7 +206,7 @@ def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
 
     def script(number: int, body: dict[str, Any]) -> Reply:
         if "question 0" in str(body):
-            return Reply({"error": {"message": "no top_p"}}, status=400)
+            return Reply({"error": {"message": "no seed"}}, status=400)
         return Reply(chat(["x", "", "y"]))
 
     wanted = requests(3, samples=3)
@@ -354,6 +356,7 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
         *((Reply({"error": {"message": "out of memory"}}, n), "out of memory") for n in (400, 500)),
         (Reply(chat([""])), "an empty text.*--answer-tokens"),  # no end of its reasoning
         (Reply({"error": {"message": "context length is 9"}}, 400), "context length is 9"),
+        (Reply(chat(["<think> Okay"], finish="length")), "cut off.*--answer-tokens"),
     ],
 )
 def test_equal_failures_in_a_row_end_the_run(reply: Reply, message: str, tmp_path: Path) -> None:

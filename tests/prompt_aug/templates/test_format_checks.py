@@ -120,6 +120,7 @@ def test_every_real_answer_says_something(shared_data: Path) -> None:
         ),
         ({"order": ["a", "b", "c"]}, ["a b c"], ["b a c", "a", "a b a c"]),
         ({"order": ["\n</t>\n", "\n<a>\n"]}, ["x\n</t>\n<a>\ny"], []),  # a shared newline
+        ({"once": "\n</t>\n"}, ["x\n</t>\n"], ["x\n</t>\n</t>\n"]),
         (
             {"boxed_in": "answer"},
             [f"<answer>{BOX}</answer>"],
@@ -132,6 +133,12 @@ def test_each_check_by_hand(check: dict[str, Any], holds: list[str], fails: list
     rule = Rule.model_validate({"weight": 1, **check})
     assert [text for text in holds if not rule.holds(text)] == []
     assert [text for text in fails if rule.holds(text)] == []
+
+
+@pytest.mark.parametrize("check", [{"boxed_in": "<a>"}, {"nested": ["<a>"]}])
+def test_a_tag_is_named_without_brackets(check: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        Rule(weight=1.0, **check)
 
 
 @pytest.mark.parametrize(
