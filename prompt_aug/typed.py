@@ -81,6 +81,15 @@ Part = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of numpy and vLLM
 
 
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of a nested mapping; an empty section is a value."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from flat(value, f"{prefix}{key}.")
+    else:
+        yield prefix[:-1], node
+
+
 class _UniqueKeyLoader(yaml.CSafeLoader):
     """Safe loader that rejects repeated keys; yaml's own loader takes the last one."""
 

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 
 from prompt_aug.base.commands import make_parser, run_command
 from prompt_aug.typed import shown
+from recipe.config import verl
 from recipe.config.base import (
     CONFIG,
     ROOT,
@@ -33,16 +34,6 @@ from recipe.config.base import (
     verl_config,
 )
 from recipe.config.compose import COMPOSING, OFF, is_open, one_line, parsed
-from recipe.config.verl import (
-    ASYNCHRONOUS,
-    KL_TYPE,
-    NO_GRADIENT,
-    has_no_gradient,
-    off_switch,
-    unknown_key,
-    why_fixed,
-    wrong_values,
-)
 from recipe.errors import ConfigError
 from recipe.script import OPEN, Command, Word, commands, unknown_names
 
@@ -61,7 +52,7 @@ ENGINES = {
     "model_engine": ("dp",),
     "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
     "trainer.use_v1": (True,),
-    "trainer.v1.trainer_mode": ("sync", "recipe_sync", *ASYNCHRONOUS),
+    "trainer.v1.trainer_mode": ("sync", "recipe_sync", *verl.ASYNCHRONOUS),
 }
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -285,17 +276,17 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
             is_read = "+" in x.prefix and x.key.rpartition(".")[2] in words_of_verl()
             is_free = is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)
             if not (is_read or is_free or is_in(x.key, linked)):
-                yield x.message(unknown_key(x.key, root))
+                yield x.message(verl.unknown_key(x.key, root))
         elif x.prefix == "+" and defaults.get(x.key) is not None:
             yield x.message("the key exists, and hydra adds only new ones. Write it without +.")
         elif is_section(x, root):
             yield x.message("a section of keys, not a value. Set the keys in it.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
-            wrong = {} if foreign else wrong_values({x.key: x.value}, root)
+            wrong = {} if foreign else verl.wrong_values({x.key: x.value}, root)
             yield from (x.message(why.partition(": ")[2]) for why in wrong.values())
-            if x.key == KL_TYPE and has_no_gradient(config):
-                yield x.message(NO_GRADIENT)
+            if x.key == verl.KL_TYPE and verl.has_no_gradient(config):
+                yield x.message(verl.NO_GRADIENT)
             is_set = not only_keys and x.value != defaults.get(x.key)
             if is_set and (why := without_effect(x, values, config, root)):
                 what, _, instead = why.partition(": set ")
@@ -306,7 +297,7 @@ def without_effect(x: Setting, values: Mapping[str, Any], config: Any, root: str
     """Return why verl never reads a setting, or None."""
     if values.get(f"{ROLLOUT}.name", "vllm") != "vllm" and is_in(x.key, [ROLLOUT]):
         return None
-    why, off = why_fixed(x.key) or "", off_switch(config, x.key)
+    why, off = verl.why_fixed(x.key) or "", verl.off_switch(config, x.key)
     if why.startswith("no effect"):
         return why.partition(": ")[0] if "recipe." in why else why
     if off is None or root == ROOT:  # a method may turn the switch on

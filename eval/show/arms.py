@@ -17,20 +17,10 @@ from pydantic import model_validator
 from eval.ask.settings import differences
 from eval.scores.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
 from eval.scores.score import Scored
+from prompt_aug import typed
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import FloatArray, Interval
 from prompt_aug.base.files import sha256
-from prompt_aug.typed import (
-    Count,
-    FileName,
-    Positive,
-    Record,
-    Several,
-    Text,
-    read_typed,
-    shown,
-    typed_lines,
-)
 from recipe.config.evaluation import MOST_SAMPLES, SAMPLING
 from recipe.run.folder import read_config, select
 
@@ -40,7 +30,7 @@ Cell = tuple[str, int]  # set, step
 ASKED = ("set_sha", "grader", "decode", "n")  # the same in all lines of a contrast
 
 
-class Contrast(Record):
+class Contrast(typed.Record):
     """pass@k of `arm` minus that of `baseline`, paired by seed and question, at `step`.
 
     `drop` compares drops instead: to the mean over these sets, the same questions in other words,
@@ -50,14 +40,14 @@ class Contrast(Record):
     the last mean of `baseline`, which drops less, not lower than that of `arm`: `lead` >= 0.
     """
 
-    arm: Text
-    baseline: Text
-    set: Text
-    step: Count
-    k: Positive = 1
-    drop: Positive | Several[Text] = ()
+    arm: typed.Text
+    baseline: typed.Text
+    set: typed.Text
+    step: typed.Count
+    k: typed.Positive = 1
+    drop: typed.Positive | typed.Several[typed.Text] = ()
     expected: float | None = None
-    not_below_k: Positive | None = None
+    not_below_k: typed.Positive | None = None
 
     @model_validator(mode="after")
     def has_three_evaluations(self) -> "Contrast":
@@ -95,16 +85,16 @@ class Contrast(Record):
         return np.stack([weights @ values, weights**2 @ variances])
 
     def __str__(self) -> str:
-        drop = f", drop: {shown(self.drop)}" if self.drop else ""
+        drop = f", drop: {typed.shown(self.drop)}" if self.drop else ""
         return f"{self.arm} - {self.baseline}: pass@{self.k}, {self.set}, step {self.step}{drop}"
 
 
-class Gate(Record):
+class Gate(typed.Record):
     """Groups without a signal: responses to one wording, or to several. `sets[0]` is q0."""
 
-    arm: Text
-    step: Count
-    sets: Several[Text]
+    arm: typed.Text
+    step: typed.Count
+    sets: typed.Several[typed.Text]
 
     @property
     def needs(self) -> dict[Cell, int]:
@@ -113,11 +103,11 @@ class Gate(Record):
         return {q0: 8 * len(others), **dict.fromkeys(others, 8)}
 
 
-class Sweep(Record):
+class Sweep(typed.Record):
     """A command eval.sweep at the end of each run; `benchmarks` are SET=PATH:SAMPLES."""
 
-    steps: Several[Count]
-    benchmarks: Several[Text]
+    steps: typed.Several[typed.Count]
+    benchmarks: typed.Several[typed.Text]
     temperature: float = 1.0
     top_p: float = 1.0
 
@@ -126,29 +116,29 @@ class Sweep(Record):
         return [benchmark.partition("=")[0] for benchmark in self.benchmarks]
 
 
-class Arm(Record):
-    seeds: Several[Count]
-    settings: Several[Text] = ()
+class Arm(typed.Record):
+    seeds: typed.Several[typed.Count]
+    settings: typed.Several[typed.Text] = ()
 
 
-class Protocol(Record):
+class Protocol(typed.Record):
     """A claim, how it is measured, and its runs: hydra settings of all, then of each arm.
 
     `code` is the commit from which all runs start. `question`, `measure` and `rule` are for
     readers; `primary` is the contrast that decides.
     """
 
-    claim: FileName
-    code: Text | None
-    question: Text
-    measure: Text
-    rule: Text
-    settings: Several[Text]
-    arms: dict[FileName, Arm]
-    evaluations: Several[Sweep]
+    claim: typed.FileName
+    code: typed.Text | None
+    question: typed.Text
+    measure: typed.Text
+    rule: typed.Text
+    settings: typed.Several[typed.Text]
+    arms: dict[typed.FileName, Arm]
+    evaluations: typed.Several[Sweep]
     primary: Contrast | None = None
-    exploratory: Several[Contrast] = ()
-    gates: Several[Gate] = ()
+    exploratory: typed.Several[Contrast] = ()
+    gates: typed.Several[Gate] = ()
 
     @model_validator(mode="after")
     def asks_what_it_compares(self) -> "Protocol":
@@ -224,7 +214,7 @@ def key(line: Line) -> Key:
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
     """Return a protocol and its lines, which are beside it. Raises UserError if it was changed."""
-    protocol = read_typed(path, Protocol, UserError)
+    protocol = typed.read_typed(path, Protocol, UserError)
     lines = read_results(path.with_suffix(".jsonl"))
     if {line.get("protocol_sha") for line in lines} - {sha256(path)}:
         raise UserError(f"{path}: was changed after its first lines. Restore it, or remove them.")
@@ -234,7 +224,7 @@ def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file; none if it does not exist. Raises FileError for other lines."""
     kinds = {"arm": str, "seed": int, "set": str, "step": int, "n": int, "right": list[int]}
-    return list(typed_lines(path, *kinds, **kinds))
+    return list(typed.typed_lines(path, *kinds, **kinds))
 
 
 def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str, Any]]:
@@ -333,7 +323,7 @@ def described(compared: Sequence[Compared], title: str) -> str:
         texts.append(f"""{c.contrast}
   {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}
   p = {r.p_value:.3g} (Holm: {p:.3g}){verdict}
-  {seeds} seeds x {questions} questions; seeds: {shown(c.seeds)}
+  {seeds} seeds x {questions} questions; seeds: {typed.shown(c.seeds)}
   sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {sd[3]})
   correlation of the arms by seed: {c.correlation:.2f}
   points that 80 % of studies would see, by seeds: {power}""")

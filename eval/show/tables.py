@@ -14,6 +14,7 @@ from eval.show.data import RunData, asked_differently, question_means
 from eval.show.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.progress import duration
+from prompt_aug.typed import flat
 from recipe.run.folder import select
 
 CONFIG_SECTIONS = ("recipe", "eval", "algorithm", "trainer", "data")  # shown on the page
@@ -295,17 +296,7 @@ def runs_table(runs: Sequence[RunData]) -> Table:
 
 def configurations_table(runs: Sequence[RunData]) -> Table:
     """Return the keys of config.yaml that differ between runs, without secrets."""
-
-    def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-        settings: dict[str, str] = {}
-        for key, value in node.items():
-            if isinstance(value, Mapping) and value:
-                settings |= flat(value, f"{prefix}{key}.")
-            else:
-                settings[f"{prefix}{key}"] = str(value)
-        return settings
-
-    columns = [flat(without_secrets(run.config)) for run in runs]
+    columns = [{k: str(v) for k, v in flat(without_secrets(run.config)) if k} for run in runs]
     keys = dict.fromkeys(key for values in columns for key in values if key not in NAMES)
     if not all(run.environment for run in runs):  # a log has the keys of its command alone
         keys = {key: None for key in keys if all(key in values for values in columns)}

@@ -22,16 +22,7 @@ from prompt_aug.base.commands import make_parser, nonempty_path, run_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import lock, read_text, sha256, write_json, writing
 from prompt_aug.base.places import unwritable
-from prompt_aug.prepare.filters import (
-    LIKENESS_LIMIT,
-    LIKENESS_N,
-    OVERLAP_LIMIT,
-    OVERLAP_N,
-    checked_band,
-    join_rephrasings,
-    prepare,
-    read_pass_rates,
-)
+from prompt_aug.prepare import filters
 from prompt_aug.prepare.sources import (
     IN_YAML,
     Columns,
@@ -222,8 +213,8 @@ def choose(options: argparse.Namespace) -> tuple[str, Preset]:
 def prepare_as(options: argparse.Namespace) -> None:
     """Read, check and write the questions."""
     check_paths(options)
-    band = checked_band(options.keep, options.pass_rates is not None)
-    rates = read_pass_rates(options.pass_rates) if options.pass_rates is not None else None
+    band = filters.checked_band(options.keep, options.pass_rates is not None)
+    rates = filters.read_pass_rates(options.pass_rates) if options.pass_rates is not None else None
     name, preset = choose(options)
     benchmarks = load_benchmarks(options.against or [])
     rows = load_rows(preset.hub, preset.config, preset.split, files=preset.files)
@@ -236,8 +227,8 @@ def prepare_as(options: argparse.Namespace) -> None:
         )
     others = (("group", preset.group), ("order", preset.order))
     columns = complete(preset, column_names(rows), preset.hub, others=others)
-    rows, joined = join_rephrasings(rows, columns) if columns.group else (rows, {})
-    questions, report = prepare(
+    rows, joined = filters.join_rephrasings(rows, columns) if columns.group else (rows, {})
+    questions, report = filters.prepare(
         rows,
         columns=columns,
         source=name,
@@ -259,8 +250,8 @@ def prepare_as(options: argparse.Namespace) -> None:
         "split": preset.split,
         "columns": columns.model_dump(mode="json", include={*Columns.model_fields}),
         "benchmarks": {key: len(texts) for key, texts in benchmarks.items()},
-        "overlap": {"n": OVERLAP_N, "limit": OVERLAP_LIMIT},
-        "likeness": {"n": LIKENESS_N, "limit": LIKENESS_LIMIT},
+        "overlap": {"n": filters.OVERLAP_N, "limit": filters.OVERLAP_LIMIT},
+        "likeness": {"n": filters.LIKENESS_N, "limit": filters.LIKENESS_LIMIT},
         **({"pass_rates": str(options.pass_rates), "keep": band} if rates is not None else {}),
     }
     held: Numbered = []

@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from prompt_aug.typed import flat
 from recipe.config.settings import defaults
 from recipe.errors import ConfigError
 from recipe.machine import host
@@ -109,12 +110,3 @@ def known_keys(root: str = ROOT) -> frozenset[str]:
 def is_in(key: str, sections: Iterable[str]) -> bool:
     """Return True if `key` is one of the sections or below it."""
     return any(f"{key}.".startswith(f"{section}.") for section in sections)
-
-
-def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of a nested mapping; an empty section is a value."""
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from flat(value, f"{prefix}{key}.")
-    else:
-        yield prefix.rstrip("."), node

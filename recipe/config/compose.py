@@ -21,18 +21,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from prompt_aug.typed import closest, shown
+from recipe.config import verl
 from recipe.config.base import CONFIG, base, flat, is_in, known_keys, readable, reading, search_path
-from recipe.config.verl import (
-    ASYNCHRONOUS,
-    CORRECTION,
-    LOSS,
-    A,
-    R,
-    check_types,
-    off_switch,
-    unknown_key,
-    wrong_values,
-)
 from recipe.errors import ConfigError
 from recipe.machine import host
 from recipe.machine.sizes import READ, set_sizes
@@ -142,11 +132,11 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
         HydraConfig.instance().set_config(config)
         with open_dict(config):
             del config["hydra"]
-        if wrong := wrong_values({"model_engine": config.get("model_engine", "dp")}):
+        if wrong := verl.wrong_values({"model_engine": config.get("model_engine", "dp")}):
             raise ConfigError(wrong["model_engine"])  # others lack FSDP's keys
         _check_keys(config, folder, given)
         _name_one_model(config, given)
-        if wrong := wrong_values({key: OmegaConf.select(config, key) for key in READ}):
+        if wrong := verl.wrong_values({key: OmegaConf.select(config, key) for key in READ}):
             raise ConfigError("\n".join(wrong.values()))
         set_sizes(config)
         _set_correction(config)
@@ -154,7 +144,7 @@ def compose_config(example: str, overrides: list[str]) -> DictConfig:
         OmegaConf.resolve(config)
     except COMPOSING as error:
         raise ConfigError(f"{folder.name}/config.yaml or an override: {one_line(error)}") from error
-    check_types(config)
+    verl.check_types(config)
     overlong = config.recipe.reward.overlong
     overlong.buffer = overlong.buffer or max(1, config.data.max_response_length // 5)  # as in DAPO
     _check_switches(config, given)
@@ -186,7 +176,7 @@ def _refused(text: str, folder: Path) -> str | None:
         return f"{text}: this is the name of the chosen method. Write method={override.value()}."
     is_group = any((place / key).is_dir() for place in (folder, CONFIG))
     exists = override.package is not None or key in known_keys() or is_open(key) or _is_field(key)
-    return None if is_group or exists else unknown_key(key)
+    return None if is_group or exists else verl.unknown_key(key)
 
 
 def _is_field(key: str) -> bool:
@@ -212,7 +202,7 @@ def _check_keys(config: DictConfig, folder: Path, given: dict[str, str]) -> None
             if is_open(name) or (own_class and key not in defaults):
                 continue
             if key not in defaults:
-                raise ConfigError(("" if name in given else where) + unknown_key(name))
+                raise ConfigError(("" if name in given else where) + verl.unknown_key(name))
             if isinstance(defaults[key], dict) and defaults[key]:
                 if not isinstance(value, dict):
                     raise ConfigError(f"{name}={value}: this is a section of keys, not a value")
@@ -240,7 +230,7 @@ def _set_correction(config: DictConfig) -> None:
     """Replace ``rollout_is=auto``: stale rollouts are corrected by token."""
     correction = config.algorithm.rollout_correction
     if correction.rollout_is == "auto":
-        stale = config.trainer.v1.trainer_mode in ASYNCHRONOUS and not correction.bypass_mode
+        stale = config.trainer.v1.trainer_mode in verl.ASYNCHRONOUS and not correction.bypass_mode
         correction.rollout_is = "token" if stale else None
 
 
@@ -255,13 +245,13 @@ def not_through(config: DictConfig) -> str:
     correction = config.algorithm.rollout_correction
     temperature = logprob_temperature(config.recipe.weights) or rollout.temperature
     ruled_out = {
-        f"{A}.ppo_mini_batch_size": actor.ppo_mini_batch_size != config.data.train_batch_size,
-        f"{A}.ppo_epochs": actor.ppo_epochs != 1,
-        LOSS: actor.policy_loss.loss_mode != "vanilla",
-        f"{CORRECTION}.rollout_is": correction.rollout_is,
-        f"{CORRECTION}.rollout_rs": correction.rollout_rs,
-        f"{CORRECTION}.bypass_mode": correction.bypass_mode,
-        f"{R}.temperature": temperature != 1,
+        f"{verl.A}.ppo_mini_batch_size": actor.ppo_mini_batch_size != config.data.train_batch_size,
+        f"{verl.A}.ppo_epochs": actor.ppo_epochs != 1,
+        verl.LOSS: actor.policy_loss.loss_mode != "vanilla",
+        f"{verl.CORRECTION}.rollout_is": correction.rollout_is,
+        f"{verl.CORRECTION}.rollout_rs": correction.rollout_rs,
+        f"{verl.CORRECTION}.bypass_mode": correction.bypass_mode,
+        f"{verl.R}.temperature": temperature != 1,
     }
     return " ".join(key for key, wrong in ruled_out.items() if wrong)
 
@@ -291,7 +281,7 @@ def _check_switches(config: DictConfig, given: dict[str, str]) -> None:
     """
     errors, defaults = [], dict(flat(base()))
     for key, text in given.items():
-        if (off := off_switch(config, key)) is None or (off[0].key in given and off[1] in OFF):
+        if (off := verl.off_switch(config, key)) is None or (off[0].key in given and off[1] in OFF):
             continue
         if OmegaConf.select(config, key) == defaults.get(key):  # no effect, and no harm
             continue

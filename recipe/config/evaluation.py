@@ -8,20 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from prompt_aug import typed
 from prompt_aug.extraction import ExtractionName
-from prompt_aug.typed import (
-    Above0,
-    Count,
-    FileName,
-    Part,
-    Positive,
-    Record,
-    Seed,
-    Several,
-    Share,
-    Text,
-    Weight,
-)
 from prompt_aug.verifiers import VerifierLimits
 
 T = TypeVar("T")
@@ -37,42 +25,48 @@ def option(default: Any, text: str) -> Any:
     return Field(default, description=text)
 
 
-class BenchmarkRequest(Record):
+class BenchmarkRequest(typed.Record):
     """A benchmark to evaluate. None: path and samples of the benchmark `name`."""
 
-    name: FileName
-    path: Text | None = None
+    name: typed.FileName
+    path: typed.Text | None = None
     samples: Samples | None = None
 
 
-class EvaluationSection(Record):
+class EvaluationSection(typed.Record):
     """The section `eval`. Lengths are tokens; `max_model_len` None: as long as needed.
 
     `verifiers`: dotted path of the function that grades the questions of a data source.
     """
 
-    template: Text = option("qwen-math", "template of every question")
-    benchmarks: Shared[Several[BenchmarkRequest]] = ()
+    template: typed.Text = option("qwen-math", "template of every question")
+    benchmarks: Shared[typed.Several[BenchmarkRequest]] = ()
     extraction: Shared[ExtractionName] = option("default", "which text counts as the answer")
-    verifiers: Shared[dict[str, Text] | None] = None
+    verifiers: Shared[dict[str, typed.Text] | None] = None
     verifier_limits: Shared[VerifierLimits] = VerifierLimits()
-    temperature: Sampling[Weight] = option(0.0, "0 is greedy")
-    top_p: Sampling[Part] = option(1.0, "sample from the likeliest tokens of this probability")
-    top_k: Sampling[Count] = option(0, "sample from the k likeliest tokens; 0: all")
-    min_p: Sampling[Share] = option(0.0, "least share of the likeliest token's probability")
-    repetition_penalty: Sampling[Above0] = option(1.0, "above 1: fewer repeated tokens")
-    stop: Several[Annotated[str, Field(min_length=1)]] = option(
+    temperature: Sampling[typed.Weight] = option(0.0, "0 is greedy")
+    top_p: Sampling[typed.Part] = option(
+        1.0, "sample from the likeliest tokens of this probability"
+    )
+    top_k: Sampling[typed.Count] = option(0, "sample from the k likeliest tokens; 0: all")
+    min_p: Sampling[typed.Share] = option(0.0, "least share of the likeliest token's probability")
+    repetition_penalty: Sampling[typed.Above0] = option(1.0, "above 1: fewer repeated tokens")
+    stop: typed.Several[Annotated[str, Field(min_length=1)]] = option(
         (), "a stop string beside the template's; may be repeated; it stays in the response"
     )
-    system_prompt: Text | None = option(None, "replaces that of the template and of the questions")
-    max_tokens: Positive = option(3000, "limit of a response")
-    seed: Seed = option(0, "seed of the samples")
+    system_prompt: typed.Text | None = option(
+        None, "replaces that of the template and of the questions"
+    )
+    max_tokens: typed.Positive = option(3000, "limit of a response")
+    seed: typed.Seed = option(0, "seed of the samples")
     dtype: DType = option("auto", "precision of the engine")
     max_model_len: Annotated[int, Field(ge=2)] | None = option(
         None, "limit of prompt and response together"
     )
-    gpu_memory_utilization: Shared[Part] = option(0.8, "share of a GPU's memory")
-    max_questions: Shared[Positive | None] = option(None, "only the first N of each benchmark")
+    gpu_memory_utilization: Shared[typed.Part] = option(0.8, "share of a GPU's memory")
+    max_questions: Shared[typed.Positive | None] = option(
+        None, "only the first N of each benchmark"
+    )
 
 
 SAMPLING = tuple(

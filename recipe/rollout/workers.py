@@ -209,8 +209,7 @@ class GroupedAgentLoopWorker(_Worker):
         if errors:
             return failure(errors[0], lost=len(errors), requested=count)
         await retry_once(
-            partial(self._score, results, prompt),
-            partial(self._log, f"grading of question {uid}"),
+            partial(self._score, results, prompt), partial(self._log, f"grading of question {uid}")
         )
         keys, fields, tags = to_rows(dict(enumerate(results)), prompt)
         await tq.async_kv_batch_put(

@@ -15,16 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from prompt_aug.base import files
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import (
-    MissingFileError,
-    append_lines,
-    iter_lines,
-    read_lines,
-    replacing,
-    write_json,
-    write_lines,
-)
 from prompt_aug.typed import read_record, stored
 from recipe.machine import environment
 
@@ -164,7 +156,7 @@ def read_config(run: Path) -> dict[str, Any]:
     """Return the content of a run's config.yaml. Raises FileError."""
     path = RunFolder(run).config
     if not path.is_file():
-        raise MissingFileError(f"{run} is not a run folder: it has no {path.name}")
+        raise files.MissingFileError(f"{run} is not a run folder: it has no {path.name}")
     return read_record(path)
 
 
@@ -177,7 +169,7 @@ def select(config: Any, key: str) -> Any:
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write `arrays` as a compressed .npz file, atomically."""
-    with replacing(path) as file:
+    with files.replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
@@ -194,12 +186,14 @@ def metrics_line(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
 
 def append_metrics(run_dir: Path, step: int, metrics: dict[str, Any]) -> None:
     """Append `metrics_line` to metrics.jsonl."""
-    append_lines(RunFolder(run_dir).metrics, [metrics_line(step, metrics)])
+    files.append_lines(RunFolder(run_dir).metrics, [metrics_line(step, metrics)])
 
 
 def metrics_lines(run_dir: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl as written; a damaged one is left out and named once."""
-    return list(iter_lines(RunFolder(run_dir).metrics, _is_metrics, lambda why: _note(str(why))))
+    return list(
+        files.iter_lines(RunFolder(run_dir).metrics, _is_metrics, lambda why: _note(str(why)))
+    )
 
 
 def _is_metrics(line: Any) -> bool:
@@ -226,10 +220,10 @@ def truncate_metrics(run_dir: Path, last_step: int) -> None:
     run = RunFolder(run_dir)
     lines = metrics_lines(run_dir)
     if lines and last_step == 0:
-        write_lines(run.metrics_before, [*read_lines(run.metrics_before), *lines])
+        files.write_lines(run.metrics_before, [*files.read_lines(run.metrics_before), *lines])
         run.metrics.unlink()
     elif lines:
-        write_lines(run.metrics, (m for m in lines if m["step"] <= last_step))
+        files.write_lines(run.metrics, (m for m in lines if m["step"] <= last_step))
 
 
 def record_environment(run_dir: Path) -> list[str]:
@@ -239,7 +233,7 @@ def record_environment(run_dir: Path) -> list[str]:
     types = {"packages": dict[str, Any], "resumed": list[start]}
     first = read_record(path, **types) if path.exists() else now
     starts = [first, *first.get("resumed", []), now]
-    write_json(path, {**first, "resumed": starts[1:]} if path.exists() else now)
+    files.write_json(path, {**first, "resumed": starts[1:]} if path.exists() else now)
     old, new = ({"commit": x.get("commit"), **x.get("packages", {})} for x in starts[-2:])
     return [f"{k} {v} -> {new[k]}" for k, v in old.items() if v != new.get(k, v)]
 
@@ -256,7 +250,7 @@ def start_model(run: Path) -> dict[str, Any]:
 def record_model(run: Path, anew: bool = False) -> None:
     """Write model.json, again if the run begins `anew`: it may do so with another model."""
     if anew or not RunFolder(run).model.is_file():
-        write_json(RunFolder(run).model, start_model(run))
+        files.write_json(RunFolder(run).model, start_model(run))
 
 
 @functools.cache

@@ -26,15 +26,7 @@ from recipe.algorithms.sdpo import HINT
 from recipe.config.compose import not_through
 from recipe.config.verl import SEPARATE, own_gpus
 from recipe.machine import host, sizes
-from recipe.machine.memory import (
-    FAST,
-    GPUS,
-    MEAN_PROMPT,
-    SLOW,
-    Estimate,
-    gpu_of,
-    total_memory,
-)
+from recipe.machine.memory import FAST, GPUS, MEAN_PROMPT, SLOW, Estimate, gpu_of, total_memory
 from recipe.machine.shapes import known_shape, shape_of
 from recipe.run import checkpoints as saved_checkpoints
 from recipe.run.folder import read_metrics

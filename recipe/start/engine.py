@@ -47,8 +47,7 @@ def trainer_mode(s: Setup) -> Iterator[str]:
     """`trainer.v1.trainer_mode` is a trainer of this project, with keys that it reads."""
     if s.mode not in ("recipe_sync", *ASYNCHRONOUS):
         yield s.message(
-            MODE,
-            f"not a trainer of this project. Set recipe_sync, {' or '.join(ASYNCHRONOUS)}.",
+            MODE, f"not a trainer of this project. Set recipe_sync, {' or '.join(ASYNCHRONOUS)}."
         )
     if s.mode in ASYNCHRONOUS and s.data.gen_batch_size not in (None, 1):
         yield s.message(

@@ -27,8 +27,12 @@ def _memory(*_: Any) -> tuple[int, int]:
     return machine.available, machine.total
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a function that has no effect on a CPU."""
+def _always(value: Any = None) -> Callable[..., Any]:
+    """Return a function, or method, that ignores its arguments and returns `value`."""
+    return lambda *_, **__: value
+
+
+_nothing = _always()  # a function that has no effect on a CPU
 
 
 # Functions of torch.cuda that verl calls and torch.cpu lacks or defines differently. Memory figures
@@ -36,23 +40,16 @@ def _nothing(*_: Any, **__: Any) -> None:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "current_device": lambda: "cpu",
     "device_count": lambda: 1,
-    "empty_cache": _nothing,
     "get_device_name": lambda *_: "cpu",
     "get_rng_state": lambda *_: torch.get_rng_state(),
-    "ipc_collect": _nothing,
     "is_available": lambda: True,
-    "manual_seed": torch.manual_seed,
-    "manual_seed_all": torch.manual_seed,
-    "max_memory_allocated": _peak_resident,
-    "max_memory_reserved": _peak_resident,
     "mem_get_info": _memory,
-    "memory_allocated": _resident,
-    "memory_reserved": _resident,
-    "reset_peak_memory_stats": _nothing,
-    "set_device": _nothing,
-    "set_per_process_memory_fraction": _nothing,
     "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-    "synchronize": _nothing,
+    **dict.fromkeys(("manual_seed", "manual_seed_all"), torch.manual_seed),
+    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _peak_resident),
+    **dict.fromkeys(("memory_allocated", "memory_reserved"), _resident),
+    **dict.fromkeys(("empty_cache", "ipc_collect", "reset_peak_memory_stats"), _nothing),
+    **dict.fromkeys(("set_device", "set_per_process_memory_fraction", "synchronize"), _nothing),
 }
 
 
@@ -77,39 +74,23 @@ class PlatformCPU(PlatformBase):
     vendor_name = "generic"
     device_module = _device_module()
 
-    def is_available(self) -> bool:
-        return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # only VERL_PLATFORM=cpu chooses it
-
-    def current_device(self) -> str:
-        # An int would be read by `Module.to` as the index of an accelerator.
-        return "cpu"
-
-    def device_count(self) -> int:
-        return 1
-
+    is_available = _always(True)
+    is_platform_available = _always(False)  # only VERL_PLATFORM=cpu chooses it
+    current_device = _always("cpu")  # `Module.to` would read an int as an accelerator's index
+    device_count = _always(1)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        # verl's vLLM server sets this variable; no library reads the name.
-        return "VERL_CPU_VISIBLE_DEVICES"
+    get_device_capability = _always((None, None))
+    communication_backend_name = _always("gloo")
+    # verl's vLLM server sets this variable; no library reads the name.
+    visible_devices_envvar = _always("VERL_CPU_VISIBLE_DEVICES")
+    ray_resource_name = _always("GPU")
+    is_ipc_supported = _always(False)  # verl then sends weights through shared memory, not CUDA IPC
 
     @contextlib.contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
-
-    def ray_resource_name(self) -> str:
-        return "GPU"
 
     def rollout_env_vars(self) -> dict[str, str]:
         threads = os.environ.get(environment.ENGINE_THREADS)
@@ -117,6 +98,3 @@ class PlatformCPU(PlatformBase):
 
     def ray_noset_envvars(self) -> list[str]:
         return []
-
-    def is_ipc_supported(self) -> bool:
-        return False  # verl then sends weights through shared memory, not CUDA IPC

@@ -12,26 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from prompt_aug.base import files
 from prompt_aug.base.commands import run_command
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import (
-    FileError,
-    InUseError,
-    append_lines,
-    is_held,
-    iter_lines,
-    lock,
-    read_json,
-    read_lines,
-    write_json,
-    write_lines,
-    write_text,
-)
 
 
 def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    write_text(path, "old")
+    files.write_text(path, "old")
     code = (
         "import os, signal, sys\nfrom pathlib import Path\n"
         "from prompt_aug.base.files import replacing\n"
@@ -41,7 +29,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
-    write_text(path, "new")
+    files.write_text(path, "new")
     assert path.read_text() == "new"
 
 
@@ -49,19 +37,19 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda folder: write_text(folder / "x", "new"),
-        lambda folder: append_lines(folder / "x", [{"a": 2}]),
-        lambda folder: lock(folder / "below").close(),
+        lambda folder: files.write_text(folder / "x", "new"),
+        lambda folder: files.append_lines(folder / "x", [{"a": 2}]),
+        lambda folder: files.lock(folder / "below").close(),
     ],
 )
 def test_a_folder_that_was_moved_away_is_not_made_anew(
     tmp_path: Path, write: Callable[[Path], None], gone: str
 ) -> None:
     logs = tmp_path / "run" / "logs"
-    with lock(tmp_path / "run"):
-        append_lines(logs / "x", [{"a": 1}])
+    with files.lock(tmp_path / "run"):
+        files.append_lines(logs / "x", [{"a": 1}])
         (tmp_path / gone).rename(tmp_path / "moved")
-        with pytest.raises(FileError, match=f"{tmp_path / gone} was removed or moved"):
+        with pytest.raises(files.FileError, match=f"{tmp_path / gone} was removed or moved"):
             write(logs)
         assert not (tmp_path / gone).exists()
     # Another command of this process.
@@ -76,19 +64,19 @@ def test_a_disk_that_refuses_a_write_is_one_line_with_the_file(
         raise OSError(code, os.strerror(code))  # as of a write: without the name of a file
 
     path = tmp_path / "x"
-    write_text(path, "old\n")
+    files.write_text(path, "old\n")
     monkeypatch.setattr(os, "fsync", failing)
-    for write in (write_text, lambda path, _: append_lines(path, [{}], sync=True)):
-        with pytest.raises(FileError, match=f"{path}: {os.strerror(code)}"):
+    for write in (files.write_text, lambda path, _: files.append_lines(path, [{}], sync=True)):
+        with pytest.raises(files.FileError, match=f"{path}: {os.strerror(code)}"):
             write(path, "new")
     assert path.read_text().startswith("old") and [*tmp_path.iterdir()] == [path]
 
 
 def test_what_other_readers_refuse_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "x.json", {"accuracy": float("nan")})
+        files.write_json(tmp_path / "x.json", {"accuracy": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        append_lines(tmp_path / "x.jsonl", [{"accuracy": float("inf")}])
+        files.append_lines(tmp_path / "x.jsonl", [{"accuracy": float("inf")}])
     assert not list(tmp_path.iterdir())
 
 
@@ -99,26 +87,26 @@ def test_what_other_readers_refuse_is_not_written(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(FileError, match=rf"x\.json.*{message}") as caught:
-        read_json(path)
+    with pytest.raises(files.FileError, match=rf"x\.json.*{message}") as caught:
+        files.read_json(path)
     assert isinstance(caught.value, UserError)
 
 
 def test_a_broken_line_in_the_middle_is_damage_a_torn_last_one_is_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    assert read_lines(path) == []
+    assert files.read_lines(path) == []
     path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
-    assert read_lines(path) == [{"a": 1}, {"a": 2}]
+    assert files.read_lines(path) == [{"a": 1}, {"a": 2}]
     for damaged in ('{"a"', "7", "\0\0\0"):
         path.write_text(f'{{"a": 1}}\n{damaged}\n{{"a": 2}}\n')
-        with pytest.raises(FileError, match=r"x\.jsonl, line 2"):
-            read_lines(path)
+        with pytest.raises(files.FileError, match=r"x\.jsonl, line 2"):
+            files.read_lines(path)
     path.write_bytes(b'{"a": "\xff"}\n')
-    with pytest.raises(FileError, match="line 1 is not UTF-8"):
-        read_lines(path)
+    with pytest.raises(files.FileError, match="line 1 is not UTF-8"):
+        files.read_lines(path)
     path.write_bytes(b'{"a": 1}\n{"a\n7\n{"a": "\xff"}\n{"a": 2}\n')
-    errors: list[FileError] = []
-    assert list(iter_lines(path, damaged=errors.append)) == [{"a": 1}, {"a": 2}]
+    errors: list[files.FileError] = []
+    assert list(files.iter_lines(path, damaged=errors.append)) == [{"a": 1}, {"a": 2}]
     named = [str(error).partition(" is")[0] for error in errors]
     assert named == [f"{path}, line {n}" for n in (2, 3, 4)]
 
@@ -127,24 +115,24 @@ def test_lines_cut_anywhere_go_on_with_what_is_whole(tmp_path: Path) -> None:
     """Cut after each byte: what is read is what was whole, and what is appended is not lost."""
     path = tmp_path / "x.jsonl"
     records = [{"a": 1, "b": {"c": "}"}}, {"a": "ä\n"}]
-    write_lines(path, records)
+    files.write_lines(path, records)
     content = path.read_bytes()
     ends = [i for i, byte in enumerate(content) if byte == 0x0A]  # a record is whole from here
     for cut in range(len(content) + 1):
         path.write_bytes(content[:cut])
         kept = records[: sum(end <= cut for end in ends)]
-        assert read_lines(path) == kept
-        append_lines(path, [{"new": cut}], sync=True)
-        assert read_lines(path) == [*kept, {"new": cut}]
+        assert files.read_lines(path) == kept
+        files.append_lines(path, [{"new": cut}], sync=True)
+        assert files.read_lines(path) == [*kept, {"new": cut}]
 
 
 def test_separators_that_unicode_calls_line_ends_do_not_end_a_line(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     records = [{"response": "a\u2028b\x85c\x0b\r\n\ud800"}, {"response": "d"}]
-    write_lines(path, records)
-    assert read_lines(path) == records
+    files.write_lines(path, records)
+    assert files.read_lines(path) == records
     path.write_text(json.dumps({"a": "\u2028\x85"}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert read_lines(path) == [{"a": "\u2028\x85"}]  # of another writer
+    assert files.read_lines(path) == [{"a": "\u2028\x85"}]  # of another writer
 
 
 HOLDER = (
@@ -159,15 +147,17 @@ def test_a_folder_has_one_holder_and_a_killed_one_frees_it(tmp_path: Path) -> No
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "SLURM_JOB_ID": "5"}
     ) as holder:
         assert holder.stdout is not None and holder.stdout.readline().strip() == "held"
-        with pytest.raises(InUseError, match=rf"in use by process {holder.pid} on .* \(job 5\)"):
-            lock(tmp_path)
-        assert is_held(tmp_path)
+        with pytest.raises(
+            files.InUseError, match=rf"in use by process {holder.pid} on .* \(job 5\)"
+        ):
+            files.lock(tmp_path)
+        assert files.is_held(tmp_path)
         holder.kill()
-    assert not is_held(tmp_path)
-    with lock(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()}"):
-        lock(tmp_path)
-    assert not is_held(tmp_path) and not is_held(tmp_path / "nowhere")
-    lock(tmp_path).close()
+    assert not files.is_held(tmp_path)
+    with files.lock(tmp_path), pytest.raises(files.InUseError, match=f"process {os.getpid()}"):
+        files.lock(tmp_path)
+    assert not files.is_held(tmp_path) and not files.is_held(tmp_path / "nowhere")
+    files.lock(tmp_path).close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
@@ -180,9 +170,9 @@ def test_a_file_system_without_locks_is_refused(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", failing)
-    with pytest.raises(OSError if code == errno.EIO else FileError, match=os.strerror(code)):
-        lock(tmp_path)
-    assert not is_held(tmp_path)
+    with pytest.raises(OSError if code == errno.EIO else files.FileError, match=os.strerror(code)):
+        files.lock(tmp_path)
+    assert not files.is_held(tmp_path)
 
 
 PROGRAM = """

@@ -10,7 +10,7 @@ import pytest
 
 from prompt_aug.base.files import read_json, write_lines
 from prompt_aug.prepare import __main__ as prepare
-from prompt_aug.prepare import sources
+from prompt_aug.prepare import filters, sources
 from prompt_aug.prepare.sources import column_names, complete, load_presets, load_rows
 from prompt_aug.questions import make_question, read_parquet
 
@@ -150,7 +150,7 @@ def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None
     rows = load_rows(str(file)).select(range(200))
     columns = load_presets()["math-level3to5"]
     columns = complete(columns, column_names(rows), str(file))
-    questions, report = prepare.prepare(rows, columns=columns, source="m", benchmarks=suite)
+    questions, report = filters.prepare(rows, columns=columns, source="m", benchmarks=suite)
     assert report["rows"] == 200
     assert [(r["row"], r["reason"]) for r in report["refused_rows"]] == [(170, "benchmark_overlap")]
     assert len(questions) == 199

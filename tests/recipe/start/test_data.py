@@ -15,13 +15,7 @@ from tokenizers import AddedToken
 from prompt_aug.base.files import write_json, write_lines, write_text
 from prompt_aug.prepare.__main__ import main as prepare_command
 from prompt_aug.prompts import Prompts
-from prompt_aug.questions import (
-    Question,
-    held_out_of,
-    make_question,
-    manifest_of,
-    write_parquet,
-)
+from prompt_aug.questions import Question, held_out_of, make_question, manifest_of, write_parquet
 from recipe.errors import ConfigError
 from recipe.machine import host
 from recipe.run.checkpoints import TRACKER

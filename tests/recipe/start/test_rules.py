@@ -271,12 +271,7 @@ def test_allowed(toy: Any, theme: list[Check], changes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "notes"),
-    [
-        (ASYNC, 1),
-        (f"{ASYNC} {{C}}.rollout_is=token", 0),
-        ("", 0),
-    ],
+    ("changes", "notes"), [(ASYNC, 1), (f"{ASYNC} {{C}}.rollout_is=token", 0), ("", 0)]
 )
 def test_stale_rollouts_without_a_correction_are_noted(toy: Any, changes: str, notes: int) -> None:
     """`toy` is composed without the mode, so its correction is off."""
