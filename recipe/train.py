@@ -38,7 +38,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from recipe.config import show
     from recipe.config.compose import compose_config
     from recipe.run import ending
-    from recipe.run.checkpoints import saved_steps
+    from recipe.run.checkpoints import saved_steps, tracked_step
     from recipe.run.folder import record_environment, record_model
     from recipe.trainer import launch
 
@@ -79,7 +79,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(
                 f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
             )
-        record_model(folder.root, anew)
+        record_model(folder.root, anew or not tracked_step(folder.checkpoints))
         if settings:
             write_text(folder.script, settings)
         code, message = carry_out(config)

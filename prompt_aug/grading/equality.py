@@ -245,8 +245,11 @@ def _name(item: Node) -> str:
 
 def _alike(name: str, other: str) -> bool:
     """Return whether words name one thing, as "red" and "red balls", "apples" and "apple"."""
-    a, b = name.rstrip("s"), other.rstrip("s")
-    return bool(a and b) and (a in b or b in a)
+    stems = (
+        [re.sub("(?:ies|y|e?s)$", "", word) for word in text.split()] for text in (name, other)
+    )
+    few, many = sorted(stems, key=len)
+    return bool(few) and all(any(x.startswith(y) or y.startswith(x) for y in many) for x in few)
 
 
 def _label(item: Node) -> str:

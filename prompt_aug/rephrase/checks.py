@@ -68,7 +68,12 @@ NEUTRAL = frozenset(
 # Neutral words that do change a near copy: reduced by or to, how many he had or has.
 PIVOTS = [
     frozenset(words.split())
-    for words in ("by to from", "he she", "his her", "did had do does has have will")
+    for words in (
+        "by to from",
+        "he she they",
+        "his her their",
+        "did had do does has have will is are was were be been",
+    )
 ]
 _SIGN = r"(?<=\d) [{}] (?=\d)"  # between two numbers
 OPERATIONS = {
@@ -154,8 +159,10 @@ def compare_words(question: Reading, candidate: Reading) -> Iterator[Reason]:
         fewer, more = Counter(own) - Counter(changed), Counter(changed) - Counter(own)
         if turned := [x for x in PIVOTS if x & fewer.keys() and x & more.keys()]:
             yield doubt("edit", f"a near copy with another word of {', '.join(sorted(turned[0]))}")
-        people = {stem(name.lower()) for name in re.findall(r"\b[A-Z][a-z]+", question.prose)}
-        people -= NEUTRAL
+        # "A" and "I" begin sentences; "Will" is a name, too.
+        upper = re.findall(r"\b(?![AI]\b)[^\W\d_]+", question.prose)
+        people = {x.lower() for x in upper if x[0].isupper()} - (NEUTRAL - {"will"})
+        people |= {stem(name) for name in people}
         first, second = ([t for t in s if t in people] for s in (own, changed))
         if first != second and sorted(first) == sorted(second):
             yield doubt("edit", "a near copy in which names changed places")

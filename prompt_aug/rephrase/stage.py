@@ -138,7 +138,7 @@ class Stage:
 
     async def _send(self, requests: Iterable[Request], budget: Budget) -> None:
         self.per_request, queue = self.endpoint.per_request, iter(requests)
-        self.limit = "max_tokens"
+        self.limit, self.whole = "max_tokens", False  # has a text arrived whole?
         self.without = set[str]()  # parameters at their default that the endpoint refuses
         self.recorded = budget.spent  # the part of it that the records have
         self.empty: dict[str, list[str]] = {}  # uids by why a response has no text
@@ -200,7 +200,7 @@ class Stage:
         refused = re.search(r"support|cannot|both|allowed", line)
         given = [name for name in ("top_p", "temperature") if refused and body.get(name) == 1]
         named = {name for name in given if name in line}
-        self.without |= {*sorted(named)[-1:]}  # of both at once, top_p
+        self.without = self.without | {*sorted(named)[-1:]}  # of both at once, top_p
         return bool(named)
 
     def _read(
@@ -214,8 +214,10 @@ class Stage:
             if not text:
                 self.empty.setdefault(missing, []).append(request.uid)
         lacking = "" if any(a["text"] for a in answers) else f"an empty text ({choices[0][1]})"
-        if all(finish == "length" for _, finish, _ in choices):
-            lacking = lacking or "a text that is cut off"
+        cut = all(finish == "length" for _, finish, _ in choices)
+        self.whole |= not (cut or lacking)
+        if cut:  # of hard questions some are, and they arrive together
+            lacking = "" if self.whole else lacking or "a text that is cut off"
         line = str(answer.get("error") or f"{lacking}. Raise --answer-tokens")
         self.channel.count(lacking, line)
         return answers
@@ -224,6 +226,7 @@ class Stage:
         self, request: Request, samples: list[int], *, alone: bool = False
     ) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
+        answers: list[dict[str, Any]]
         wanted, body = self.estimate(request, len(samples)), self._body(request, len(samples))
         try:
             answer = await self.channel.ask("chat/completions", body, wanted)
@@ -232,12 +235,16 @@ class Stage:
             return []
         except http.Failure as failure:
             final = failure.status in http.FINAL
+            before = self.without
             if final and self._adapted(body, failure.line):
-                return await self._ask(request, samples, alone=alone)
+                answers = await self._ask(request, samples, alone=alone)
+                if all("error" in answer for answer in answers):  # that was not the reason
+                    self.without = before
+                return answers
             if final and len(samples) > 1:  # n may be unsupported
                 return await self._ask(request, samples[:1], alone=True)
             self.channel.count(failure.line)
-            answers: list[dict[str, Any]] = [{"final": final, "error": failure.line}] * len(samples)
+            answers = [{"final": final, "error": failure.line}] * len(samples)
         else:
             choices = http.choices_of(answer)
             if not answer["choices"]:

@@ -25,7 +25,7 @@ _LAYOUT = re.compile(
     r"|f?box(?:ed)?|mbox|(?:text|math)(?:rm|bf|it|tt|sf|normal)?)(?![A-Za-z])"
 )
 Mark = Annotated[str, Field(pattern=r"\S")]  # not empty
-TagName = Annotated[str, Field(pattern=r"^[\w-]+$")]  # without <>
+TagName = Annotated[str, Field(pattern=r"^[^<>/\n]*[^<>/\s][^<>/\n]*$")]  # without <>
 Marks = Annotated[Several[Mark], BeforeValidator(as_list)]
 # Checks that require content; `absent` alone would pay an empty response.
 REQUIRING = ("once", "order", "nested", "filled", "last", "boxed", "boxed_in", "boxed_after")

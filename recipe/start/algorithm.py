@@ -116,7 +116,8 @@ def format_weight(s: Setup) -> float:
 def gdpo_weights(s: Setup) -> tuple[float, float] | None:
     """Return verl:gdpo's weights of accuracy and format, None if they are not two above 0."""
     arguments = s.recipe.advantage.arguments or {}
-    weights = list(arguments.get("gdpo_reward_weights") or (1, 1))
+    given = arguments.get("gdpo_reward_weights") or (1, 1)
+    weights = [] if isinstance(given, int | float | str) else list(given)
     numbers = [float(x) for x in weights if isinstance(x, int | float) and x > 0]
     keys = "gdpo_reward_keys" in arguments  # another order
     return None if keys or not len(numbers) == len(weights) == 2 else (numbers[0], numbers[1])

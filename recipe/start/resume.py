@@ -193,7 +193,7 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
         yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
     elif not re.fullmatch(rf"{CHECKPOINT}\d+", folder.name):
         yield f"{key}={folder}: its step is not in its name. Rename it to global_step_N."
-    runs = (given.parent.parent, folder.parent.parent)  # checkpoints/ may be a link to a disk
+    runs = (folder.parent.parent, given.parent.parent)  # checkpoints/ may be a link to a disk
     if not (run := next((x for x in runs if RunFolder(x).config.is_file()), None)):
         return
     before = OmegaConf.create(read_config(run))

@@ -127,6 +127,18 @@ def test_one_fault_at_a_time(
         ),
         ("Tom gave 5 away. How many did he have?", "Tom gave 5 away. How many does he have?"),
         (
+            "Bob will be 20 in 5 years. How old is he?",
+            "Bob will be 20 in 5 years. How old will he be?",
+        ),
+        (
+            "José is 5 years older than Will. José is 12 years old. How old is Will?",
+            "Will is 5 years older than José. José is 12 years old. How old is Will?",
+        ),
+        (
+            "Train A is 5 km faster than train B. Train A makes 12 km. How far gets train B?",
+            "Train B is 5 km faster than train A. Train A makes 12 km. How far gets train B?",
+        ),
+        (
             "Ann is 5 years older than Bob. Ann is 12 years old. How old is Bob?",
             "Bob is 5 years older than Ann. Ann is 12 years old. How old is Bob?",
         ),

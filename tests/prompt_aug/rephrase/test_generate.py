@@ -180,6 +180,15 @@ def test_a_question_without_an_answer_is_named_and_not_requested_again(
     assert not store.failed(wanted)
 
 
+def test_texts_that_are_cut_off_among_whole_ones_end_nothing(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        whole = "question 0" in str(body)
+        return Reply(chat(["x"] if whole else ["<think>"], finish="stop" if whole else "length"))
+
+    with serving(script) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, requests(12), concurrency=1).answers) == 12
+
+
 def test_a_model_with_another_name_of_the_limit_gets_it_by_that_name(tmp_path: Path) -> None:
     """As OpenAI's reasoning models. Together's end of an answer is "eos"."""
     why = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."

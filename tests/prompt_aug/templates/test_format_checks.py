@@ -139,6 +139,7 @@ def test_each_check_by_hand(check: dict[str, Any], holds: list[str], fails: list
 def test_a_tag_is_named_without_brackets(check: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="pattern"):
         Rule(weight=1.0, **check)
+    assert Rule(weight=1.0, nested=["my answer"]).holds("<my answer>4</my answer>")
 
 
 @pytest.mark.parametrize(

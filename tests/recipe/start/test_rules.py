@@ -86,6 +86,7 @@ REFUSED = [
         for argument in (
             "gdpo_reward_weights=[0,1]",
             "gdpo_reward_weights=[1]",
+            "gdpo_reward_weights=2",
             "gdpo_reward_keys=[format,accuracy]",
         )
     ),
