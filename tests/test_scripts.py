@@ -556,3 +556,18 @@ def test_rephrasing_serves_its_own_model_and_ends_the_server(
     line = "--model m --base-url http://127.0.0.1:5/v1 --concurrency 128 --n 3"
     called = f"prompt_aug.rephrase {key} q.parquet out.parquet {line}"
     assert (called in commands) == ("ANSWERS" not in variables)
+
+
+def test_answers_of_the_solver_are_progress_too(checkout: Path) -> None:
+    own = {"ANSWERS": "1", "DIES": "", "SERVER_LOOK": "0.2", "MODEL": "m", "PORT": "5"}
+    own |= {"SIGNAL": "USR1", "MOST_REQUEUES": "1"}
+    solved = checkout / "out.parquet.work" / "solved" / "answers.jsonl"
+    solved.parent.mkdir(parents=True)
+    (solved.parents[1] / "answers.jsonl").write_text("1")
+    said = []
+    for answers in ("1", "12", "12"):
+        solved.write_text(answers)
+        words = ("q.parquet", "out.parquet")
+        _, output, _ = job(checkout, *words, script="rephrase.sbatch", stand_in=SERVER, **own)
+        said.append("without progress" in output)
+    assert said == [False, False, True]

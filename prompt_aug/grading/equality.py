@@ -246,7 +246,8 @@ def _name(item: Node) -> str:
 def _alike(name: str, other: str) -> bool:
     """Return whether words name one thing, as "red" and "red balls", "apples" and "apple"."""
     stems = (
-        [re.sub("(?:ies|y|e?s)$", "", word) for word in text.split()] for text in (name, other)
+        [re.sub("(?<=..)(?:ies|y|e?s)$", "", word) for word in text.split()]
+        for text in (name, other)
     )
     few, many = sorted(stems, key=len)
     return bool(few) and all(any(x.startswith(y) or y.startswith(x) for y in many) for x in few)

@@ -108,9 +108,9 @@ def _polynomial(letter: Any, expression: Any) -> Callable[[int], int]:
 def _parse(text: str, real: bool) -> Any | None:
     """Return all of `text` as one formula; None if any part cannot be read.
 
-    `math_verify.parse` would look for a formula inside: `< \\frac{3}{4}` would be 3/4. Letters are
-    `real` numbers, and not the same as others of their name. The reader takes i for a letter where
-    there are others; here it is the imaginary unit.
+    `math_verify.parse` would look for a formula inside: `< \\frac{3}{4}` would be 3/4. With
+    `real`, letters are real numbers: for sympy a real x and another x are two letters. The reader
+    takes i for a letter where there are others; here it is the imaginary unit.
     """
     from latex2sympy2_extended import latex2sympy
     from sympy import Eq, Expr, I

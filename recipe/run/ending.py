@@ -106,11 +106,9 @@ def explain(error: BaseException, config: DictConfig) -> str:
     text = "".join(traceback.format_exception(error))
     found = [line.strip() for line in text.splitlines() if any(x in line for x in FULL_WORDS)]
     if found or shutil.disk_usage(run.root).free < FULL:
-        said = f" ({found[-1]})" if found else ""
-        return (
-            f"a disk{said}, or that of {run.root}, or your quota there, is full: free some room, "
-            f"then start the same command again\n{resume}"
-        )
+        place = f"the disk of {run.root}, or your quota there"
+        place = f"a disk ({found[-1]}), perhaps {place}," if found else place
+        return f"{place} is full: free some room, then start the same command again\n{resume}"
     printed = first_error(run.log) if run.log.exists() else None
     before = f"\nthe first error printed: {printed}" if printed else ""
     return (

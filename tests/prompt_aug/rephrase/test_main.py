@@ -18,7 +18,7 @@ from scripted_endpoint import Reply, chat, serving
 
 from prompt_aug.base.files import read_json, write_lines
 from prompt_aug.endpoint.client import Endpoint
-from prompt_aug.questions import read_parquet
+from prompt_aug.questions import read_parquet, write_parquet
 from prompt_aug.rephrase import pipeline
 from prompt_aug.rephrase.__main__ import main
 
@@ -44,6 +44,13 @@ def test_from_questions_to_rephrasings(tmp_path: Path) -> None:
     manifest = read_json(Path(f"{made.out}.manifest.json"))
     assert manifest["verdicts"]["accept"] + manifest["verdicts"]["reject"] == 16
     assert manifest["filters"]["numbers: reject"] == 4, "the edit"
+
+
+def test_a_question_in_several_rows_is_asked_once(tmp_path: Path) -> None:
+    made = Pipeline(tmp_path, 1)
+    write_parquet(read_parquet(made.questions) * 16, made.questions)
+    assert made.run(rephrase, "--n", "2") == 0
+    assert made.sent == 1 and {len(q.rephrasings) for q in made.written()} == {2}
 
 
 def test_a_candidate_that_is_a_benchmark_question_is_refused(tmp_path: Path) -> None:

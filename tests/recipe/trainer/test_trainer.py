@@ -143,6 +143,22 @@ def test_a_gradient_through_the_weights_has_its_own_temperature(
     assert trainer.config.actor_rollout_ref.rollout.temperature == 0.7
 
 
+def test_the_teacher_has_the_temperature_of_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a hint without effect would have an advantage."""
+    seen: list[float] = []
+    monkeypatch.setattr(
+        trainers, "forward_of", lambda _, temperature, rows: seen.append(temperature)
+    )
+    monkeypatch.setattr(trainers, "hinted_logprobs", lambda *_, **__: None)
+    section = {"rollout": {"temperature": 0.7}}
+    config = {"recipe": {"advantage": {"name": "sdpo"}}, "actor_rollout_ref": section}
+    trainer = bare(config | {"data": {"max_prompt_length": 8}})
+    trainer.temperature, trainer.actor_rollout_wg = 1.0, None
+    trainer.renderer = trainer.tokenizer = None
+    trainer._hinted_logprobs(SimpleNamespace(lengths=[1]), {})
+    assert seen == [1.0]
+
+
 def test_lengths_compared_with_the_longest_row_are_not_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
