@@ -44,6 +44,9 @@ found = current_platform.device_type
 assert found == sys.argv[1], f"vLLM's platform is {found}, not {sys.argv[1]}"
 layers = utils.dispatch_cpu_unquantized_gemm.__module__
 assert found != "cpu" or layers == "recipe.patches.cpu.vllm_plugin", f"linear layers: {layers}"
+import torch
+kernels = found != "cpu" or hasattr(torch.ops._C, "init_cpu_memory_env")
+assert kernels, "vLLM's kernels do not load. Install libnuma1 (Fedora: numactl-libs)."
 print(f"version {vllm.__version__}, platform {found}")
 """,
     "launch checks of the example toy": """
@@ -92,6 +95,8 @@ def examine(runs: Path) -> list[str]:
     chosen = os.environ.get("VERL_PLATFORM", "").strip().lower() or host.machine()
     device = "cpu" if chosen == "cpu" else "cuda"
     cards = [f"{card.name}, {card.memory / 2**30:.1f} GiB" for card in host.cards()]
+    if cards and not host.gpus_here():
+        cards.append("not used by this environment (environment.yml makes one that does)")
     system = f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs"
     print("system: " + "; ".join([system, *cards]), flush=True)
     pool, failed = ThreadPoolExecutor(), []

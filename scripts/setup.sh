@@ -40,6 +40,16 @@ suits() {
         2>/dev/null
 }
 
+requires() {
+    local libc
+    libc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2) || true
+    [[ $(uname -m) == x86_64 && $(printf '2.31\n%s\n' "$libc" | sort -V | head -1) == 2.31 ]] ||
+        die "$(uname -m), glibc ${libc:-none}: the packages of $lock are for x86_64 and glibc 2.31"
+    # vLLM's kernels need it and would be left out without an error.
+    "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+        die "libnuma.so.1 is missing, which vLLM needs: apt install libnuma1 (Fedora: numactl-libs)"
+}
+
 find_python() {
     if [[ -n ${PYTHON:-} ]]; then
         suits "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the module venv"
@@ -90,6 +100,10 @@ make_venv() {
         die "$venv is a folder but no Python environment: move it away, or set RECIPE_VENV"
     fi
     if ! suits "$venv/bin/python"; then
+        # Perhaps whole on another node: of another processor, or with a Python that is a module there.
+        [[ ! -e $venv/bin/python ]] ||
+            die "$venv/bin/python is no Python 3.11 or 3.12 that starts here, and nothing was changed" \
+                "in it: remove $venv, or name another folder: RECIPE_VENV=.venv-own"
         local python
         python=$(find_python)
         say "making $venv with $python ($("$python" --version))"
@@ -118,6 +132,7 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 whole 2>/dev/null && exit 0
 exec 9>>"$lock" # two calls at once would install over each other; nothing is written
 flock -n 9 || {
+    (($? == 1)) || die "the file system of $PWD has no locks, see above: use a checkout elsewhere"
     say "another setup is at work: waiting for it"
     flock 9
 }
@@ -125,6 +140,7 @@ whole 2>/dev/null && exit 0
 refuse_foreign
 refuse_shared
 make_venv
+requires
 rm -f "$stamp"
 say "installing $torch"
 install_torch >&2

@@ -49,14 +49,14 @@ made() { # FOLDER COMMAND ...
     mv "$folder.part" "$folder"
 }
 warm_start() { # verl's own SFT trainer: 26 updates of 16 worked answers, 5 to 10 minutes on two cores
-    local numbers # of the matrix products: many processors multiply bfloat16 40 times slower
-    numbers=$("$python" -c 'from recipe.machine.host import multiplies_bfloat16
-print("bf16" if multiplies_bfloat16() else "fp32")')
+    local cores numbers # of the matrix products: many processors multiply bfloat16 40 times slower
+    read -r cores numbers < <("$python" -c 'from recipe.machine import host
+print(host.cores(), "bf16" if host.multiplies_bfloat16() else "fp32")')
     rm -rf "$1.sft"
     env VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=recipe.plugin,recipe.patches.cpu.engines \
         GLOO_SOCKET_IFNAME=lo GOMP_SPINCOUNT=10000 TORCH_COMPILE_DISABLE=1 \
-        OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}" \
-        "$python" -m torch.distributed.run --standalone --nproc_per_node=1 \
+        OMP_NUM_THREADS="${OMP_NUM_THREADS:-$cores}" \
+        "$python" -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc_per_node=1 \
         -m verl.trainer.sft_trainer \
         data.train_files="$data/solved.parquet" data.train_batch_size=16 \
         data.micro_batch_size_per_gpu=16 data.use_dynamic_bsz=False data.max_length=512 \
@@ -78,6 +78,7 @@ print("bf16" if multiplies_bfloat16() else "fp32")')
 mkdir -p data models
 exec 8>>data/.smollm2.lock # a second command waits for what the first one makes
 flock -n 8 || {
+    (($? == 1)) || exit 1 # not held: this file system has no locks, as flock says
     echo "another smollm2.sh makes questions or start model: waiting for it" >&2
     flock 8
 }

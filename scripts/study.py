@@ -11,7 +11,6 @@ command resumes. SVAMP and PARAMAWPS name clones (absolute paths), as for script
 import argparse
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from prompt_aug.base.commands import make_parser, nonempty_path, run_command
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import append_lines, sha256
 from prompt_aug.typed import as_list
-from recipe.machine.host import ROOT, multiplies_bfloat16
+from recipe.machine.host import ROOT, cpu, multiplies_bfloat16
 from recipe.run.folder import RunFolder, read_config, read_metrics, select
 
 MODEL = "models/smollm2-warm/model.safetensors"  # made by `scripts/smollm2.sh start`
@@ -82,9 +81,7 @@ class Study:
 
     def block(self, seed: int) -> None:
         """Run all arms of a seed."""
-        with self.alone():
-            self.do("bash", "scripts/smollm2.sh", "start")
-        here = {"block": seed, "start_sha": sha256(self.code / MODEL), "cpu": cpu()}
+        here = {"block": seed, "start_sha": sha256(self.start_model()), "cpu": cpu()}
         lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
         if any(line[name] != here[name] for line in lines for name in here):
             raise UserError(
@@ -102,6 +99,17 @@ class Study:
                     append_lines(self.path.with_suffix(".jsonl"), made, sync=True)
             for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
                 shutil.rmtree(weights, ignore_errors=True)
+
+    def start_model(self) -> Path:
+        """Return the weights that all runs begin with; those of smollm2 are made first."""
+        settings = dict(text.partition("=")[::2] for text in self.protocol.settings)
+        if "smollm2" in settings:
+            with self.alone():
+                self.do("bash", "scripts/smollm2.sh", "start")
+            return self.code / MODEL
+        if weights := sorted(Path(settings.get("recipe.model_path", "/")).glob("*.safetensors")):
+            return weights[0]
+        raise UsageError(f"{self.path}: settings: no recipe.model_path=FOLDER with *.safetensors.")
 
     def run(self, arm: str, seed: int, folder: Path) -> None:
         """Train, export and evaluate a run."""
@@ -136,13 +144,6 @@ class Study:
             for line in lines_of(arm, folder, scored):
                 made.append({**line, **sampled(scored[line["step"]], line["set"]), **about})
         return made
-
-
-def cpu() -> str:
-    """Return the processor's name, whose products decide the numbers."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(encoding="utf-8") if info.exists() else ""
-    return text.partition("model name\t: ")[2].partition("\n")[0] or platform.machine()
 
 
 def train_summary(folder: Path) -> dict[str, list[float | None]]:

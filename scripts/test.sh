@@ -45,7 +45,9 @@ if ! $fast; then
     stage "config tests" "$bin/python" -m pytest "${two[@]}" -m config "$@"
     # A training holds up to 7 GiB. Two at a time have one thread each: two that wait for each other's
     # threads by spinning are slower than one after the other.
-    room=$(awk '/MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)
+    room=$("$bin/python" -c 'import psutil
+from recipe.machine.host import memory_limit
+print(int(min(psutil.virtual_memory().available, memory_limit()) / 2**30))')
     if ((room >= 16)); then
         export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     else

@@ -187,7 +187,8 @@ TRAINING = """\
 [[ $* == *--cfg ]] && echo "recipe.run_dir=runs/gym" && exit "${CFG:-0}"
 trap 'sleep 0.3; echo ended >>"$CALLS"; exit $CODE' TERM
 echo "$*" >>"$CALLS"
-echo "ROCR ${ROCR_VISIBLE_DEVICES:-unset}, offline ${TRANSFORMERS_OFFLINE:-no}" >>"$CALLS"
+ray=${RAY_TMPDIR:+, Ray in $RAY_TMPDIR}
+echo "ROCR ${ROCR_VISIBLE_DEVICES:-unset}, offline ${TRANSFORMERS_OFFLINE:-no}$ray" >>"$CALLS"
 [[ -n $SIGNAL ]] && kill -"$SIGNAL" $PPID
 [[ -z $SIGNAL ]] && exit "$CODE"
 while :; do sleep 0.1; done
@@ -322,7 +323,11 @@ def test_the_run_folder_and_the_site(checkout: Path) -> None:
     assert folder(RUN="", CUDA_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="0").startswith(
         "/opt:/gym"
     )
-    assert calls(checkout)[-1] == "ROCR unset, offline 1"
+    (long := checkout / "".ljust(40, "t")).mkdir()  # Ray's sockets in it have too long names
+    own = f", Ray in /tmp/ray_of_{os.getuid()}"
+    for place, ray in (("/var/tmp", ""), ("/tmp", own), (str(long), own)):
+        folder(RUN="", TMPDIR=place, CUDA_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="0")
+        assert calls(checkout)[-1] == f"ROCR unset, offline 1{ray}"
 
 
 def dry_run(checkout: Path, *arguments: str, **variables: str) -> tuple[int, list[str]]:

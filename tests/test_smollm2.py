@@ -237,6 +237,18 @@ def start(tmp_path: Path) -> Callable[..., int]:
     return start
 
 
+def test_another_model_is_not_the_warm_start(
+    machine: Machine, start: Callable[..., int], tmp_path: Path
+) -> None:
+    settings = ["own", f"recipe.model_path={tmp_path}"]
+    assert start(settings=settings) == 2 and not machine.calls
+    (tmp_path / "model.safetensors").write_text("another")
+    assert start(settings=settings) == 0
+    assert ["bash", "scripts/smollm2.sh", "start"] not in machine.calls
+    for line in read_lines(tmp_path / "TEST.jsonl"):
+        assert line["start_sha"] == hashlib.sha256(b"another").hexdigest()
+
+
 def test_blocks_of_all_arms_leave_a_line_of_each_result(
     machine: Machine, start: Callable[..., int], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.turns import end_of_turn
 from recipe.config.evaluation import SAMPLING
 from recipe.machine import environment
-from recipe.machine.host import gpus_here, multiplies_bfloat16
+from recipe.machine.host import cores, gpus_here, multiplies_bfloat16
 from recipe.machine.model_files import unsupported_head
 
 # A forked worker cannot use CUDA if this process has used it ("Cannot re-initialize CUDA in forked
@@ -70,8 +70,9 @@ def prepare_environment(model: str) -> None:
     on_cpu = not gpus_here()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # vLLM warns of its NUMA binding
     size = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
-    if on_cpu and 0 < size < ONE_THREAD_BYTES:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if on_cpu:
+        threads = 1 if 0 < size < ONE_THREAD_BYTES else cores()
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     environment.set_defaults(cpu=on_cpu, **ENVIRONMENT)
 
 

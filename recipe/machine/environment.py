@@ -50,6 +50,8 @@ CPU = {
     # Ray starts its workers at niceness 15: beside other work they would get almost no CPU time.
     "RAY_worker_niceness": "0",
 }
+SOCKETS = 39  # bytes of TMPDIR: the names of Ray's sockets in it add 68, and the system takes 107
+SHORT = {"RAY_TMPDIR": "/tmp", "VLLM_RPC_BASE_PATH": "/tmp"}
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME")
 
 # Packages that a result may depend on.
@@ -62,7 +64,9 @@ PACKAGES = (
 def set_defaults(*, cpu: bool, **more: str) -> None:
     """Set the unset variables of `COMMON`, on a CPU machine `CPU`, and `more`; and PYTHONPATH."""
     os.environ["PYTHONPATH"] = host.python_path(os.environ.get("PYTHONPATH", ""))
-    for name, value in {**COMMON, **(CPU if cpu else {}), **more}.items():
+    long = len(os.fsencode(os.environ.get("TMPDIR", ""))) > SOCKETS
+    values = COMMON | (CPU if cpu else {}) | (SHORT if long else {}) | more
+    for name, value in values.items():
         os.environ.setdefault(name, value)
 
 
@@ -99,6 +103,7 @@ def versions() -> dict[str, str | None]:
 
 def describe() -> dict[str, Any]:
     """Return command, versions, platform and commit, the content of environment.json."""
+    state = _git("status", "--porcelain")
     return {
         "command": shlex.join(sys.orig_argv),
         "python": sys.version.split()[0],
@@ -107,16 +112,19 @@ def describe() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "verl_platform": os.environ.get("VERL_PLATFORM", "auto"),
         "commit": _git("rev-parse", "HEAD"),  # None outside a git checkout
-        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "uncommitted_changes": None if state is None else bool(state),
         "packages": versions(),
     }
 
 
 @functools.cache  # the running code is that of its import
 def _git(*arguments: str) -> str | None:
+    if not (host.ROOT / ".git").exists():  # of a repository around it git would report that commit
+        return None
     try:
         answer = subprocess.run(
-            ["git", *arguments],
+            # In a container the checkout may be another user's.
+            ["git", "-c", "safe.directory=*", *arguments],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,

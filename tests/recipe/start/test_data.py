@@ -24,7 +24,7 @@ from recipe.start import data
 from recipe.start import questions as prepared
 from recipe.start.dry_run import checkpoints, describe, hours
 from recipe.start.functions import own_functions
-from recipe.start.machine import cache, environment, gpus, room
+from recipe.start.machine import BUCKET, cache, environment, gpus, room
 from recipe.start.resume import same_functions, same_prompts, same_run, unlike
 from recipe.start.rules import Setup
 
@@ -478,6 +478,8 @@ def test_a_function_that_changed_since_the_first_step_is_refused(
     own = changed(config, "recipe.advantage.name=rated.mine recipe.reward.verifiers.t=rated.check")
     before = own_functions(own)
     assert list(before) == ["rated.check", "rated.mine"] and own_functions(Setup(config)) == {}
+    module = changed(config, "actor_rollout_ref.model.external_lib=[rated,recipe.actor.engine]")
+    assert list(own_functions(module)) == ["rated.module"]  # of own estimators
     write_json(folder.data_manifest, {"own_functions": before})
     file.write_text("def check(response, gold, row): return 0.0\n")
     assert list(same_functions(own)) == []
@@ -535,6 +537,9 @@ def test_a_gpu_run_needs_its_gpus(
     setup.here = False  # planned for another machine
     assert list(gpus(setup)) == []
     assert "note: not on this machine: trainer.device=cuda" in capsys.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # a GPU beside the environment of setup.sh
+    assert list(gpus(Setup(config))) == []
+    assert "note: on the CPU" in capsys.readouterr().err
     setup.here = True
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert list(gpus(setup)) == []  # the GPUs of another cluster
@@ -580,6 +585,8 @@ def test_another_verl_is_rejected_and_a_small_shared_memory_noted(
     monkeypatch.setattr(host, "free_gib", lambda folder: 0.0625)
     assert [text.partition(":")[0] for text in environment(Setup(config))] == ["verl=0.9.2"]
     assert "/dev/shm: 0.06 GiB" in capsys.readouterr().err
+    large = changed(config, f"{BUCKET}=65")  # MB: its first write would end the process
+    assert [text.partition(":")[0] for text in environment(large)] == ["verl=0.9.2", "/dev/shm"]
 
 
 # ------------------------------------------------------------------------- dry run
