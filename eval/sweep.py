@@ -42,6 +42,7 @@ from recipe.run.folder import RunFolder, read_config, select
 WATCH_SECONDS, EXPORT_SECONDS = 30.0, 5.0  # between two looks for new checkpoints
 # A preset sets these to their defaults, whatever the run has.
 PRESET_RESETS = (*SAMPLING, "stop", "system_prompt")
+FAILED = {"error", "bad_result", "timeout"}  # statuses of a grader or verifier that did not answer
 TRUNCATED = 0.05  # share of a benchmark's responses above which a warning is printed
 
 
@@ -172,6 +173,13 @@ def _evaluation(options: argparse.Namespace, run: Any) -> Evaluation:
     how: Any = {key: getattr(settings, key) for key in keys}
     how["reading"] = settings.form.reading
     benchmarks = [load_benchmark(request, **how) for request in settings.benchmarks]
+    sources = sorted({q.source for benchmark in benchmarks for q in benchmark.questions})
+    for name in settings.verifiers or {}:
+        if name not in sources:
+            why = f"no question has this data_source; they have {', '.join(sources)}"
+            if name in dict(options.verifier):
+                raise UsageError(f"--verifier {name}: {why}. Use one of them.")
+            print(f"note: the run's verifier of {name} grades nothing: {why}", file=sys.stderr)
     return Evaluation(options.out or RunFolder(run).evaluation, settings, benchmarks)
 
 
@@ -254,6 +262,9 @@ def _print_scores(item: Item) -> None:
             f"  --max-tokens={limit}: {truncated:.0%} of the responses were truncated. Raise it "
             "if the model's context allows it."
         )
+    for status in FAILED & entry["status_rates"].keys():
+        share = entry["status_rates"][status]
+        print(f"warning: {item.name}: {share:.1%} graded {status}: 0 points", file=sys.stderr)
     for status, uids in entry.get("endpoint_statuses", {}).items():
         print(f"warning: {item.name}: {named(status, uids)}", file=sys.stderr)
 

@@ -274,7 +274,9 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
     for x in settings:
         if x.key not in keys:
             is_read = "+" in x.prefix and x.key.rpartition(".")[2] in words_of_verl()
-            is_free = is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)
+            own_class = str(values.get(f"{x.key.rpartition('.')[0]}._target_", "verl."))
+            of_class = not own_class.startswith(("verl.", "recipe."))  # a field of the user's
+            is_free = of_class or is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)
             if not (is_read or is_free or is_in(x.key, linked)):
                 yield x.message(verl.unknown_key(x.key, root))
         elif x.prefix == "+" and defaults.get(x.key) is not None:

@@ -68,6 +68,8 @@ def load_function(path: str) -> Function:
         loaded = of_file(place) if place.endswith(".py") else importlib.import_module(place)
         function = getattr(loaded, name)
         parameters = inspect.signature(function).parameters
+        if [x.kind.name for x in parameters.values()] == ["VAR_POSITIONAL", "VAR_KEYWORD"]:
+            raise TypeError("a decorator hides its parameters. Add functools.wraps to it")
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ImportError(f"{KEY}={path}: {type(error).__name__}: {error}. {REMEDY}") from error
     if inspect.iscoroutinefunction(function):
@@ -120,9 +122,7 @@ def verdict(result: Any) -> dict[str, Any]:
     score = number(named.pop("score"), "score")
     if abs(score) > LARGEST:
         raise BadResultError(f"a score of {score:g}, beyond +-{LARGEST:g}")
-    right = number(named.pop("acc", score >= 1), "acc")
-    if right not in (0.0, 1.0):
-        raise BadResultError(f"acc={right:g}, neither 0 nor 1")
+    right = number(named.pop("acc", score), "acc") >= 1
     pred = named.pop("pred", None)
     parts = {
         re.sub(r"[^\w.-]+", "_", str(name)): number(value, str(name))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional as functional
 from verl.utils.model import extract_multi_modal_inputs
@@ -64,7 +65,8 @@ def is_zero_without_advantage(loss_function: Any) -> bool:
     """
     config: Any = getattr(loss_function, "keywords", {}).get("config")
     mode = getattr(getattr(config, "policy_loss", None), "loss_mode", None)
-    return mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff
+    plain = mode == "vanilla" and get_policy_loss_fn(mode) is compute_policy_loss_vanilla
+    return plain and not config.use_kl_loss and not config.entropy_coeff
 
 
 def without_advantage(data: TensorDict) -> list[bool]:

@@ -1,4 +1,4 @@
-"""The algorithms, one file each, in float64; gmpo and verl_estimators call verl's functions.
+"""The algorithms, one file each, in float64; the losses and verl_estimators are in verl's types.
 
 Families, in the order in which a step uses them:
 

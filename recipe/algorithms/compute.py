@@ -83,7 +83,7 @@ def compute_advantages(
     inputs = ADVANTAGES.facts(recipe["advantage"]["name"]).inputs
     arguments.update({name: getattr(rollouts, name) for name in inputs})
     mask_BT = rollouts.mask_BT & rollouts.trained_B[:, None]
-    result = function(rewards_B, group_B, **arguments)
+    result = function(rewards_B.clone(), group_B, **arguments)  # it may write into it
     values, returns_BT = result if isinstance(result, tuple) else (torch.as_tensor(result), None)
     values = finite("advantages", values, mask_BT.shape if values.dim() == 2 else rewards_B.shape)
     advantages_BT = torch.where(mask_BT, values if values.dim() == 2 else values[:, None], 0.0)
@@ -106,7 +106,7 @@ def compute_advantages(
             )
             added_BT = finite("advantages through the weights", added, mask_BT.shape)
         else:
-            weights = function(*matrices, **arguments)
+            weights = function(*(x.clone() for x in matrices), **arguments)
         weights_BT = finite("weights", weights, mask_BT.shape)
         metrics |= weight_metrics(weights_BT[mask_BT])
         plain_BT, advantages_BT = advantages_BT, advantages_BT * weights_BT

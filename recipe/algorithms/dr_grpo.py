@@ -14,7 +14,7 @@ def dr_grpo(rewards_B: Numbers, group_B: Numbers) -> torch.Tensor:
     one: exactly 0. ValueError as in `grpo`.
     This is half of the method. The other half is a loss that is not divided by the length of a
     response: verl's ``loss_agg_mode=seq-mean-token-sum-norm`` with a constant ``loss_scale_factor``
-    (by default verl divides by the width of the padded batch, which differs from step to step).
+    (by default verl divides by the longest response of each micro-batch).
     """
     groups = group_statistics(rewards_B, group_B)
     return zero_if_equal(groups.rewards_B - groups.mean_B, groups)

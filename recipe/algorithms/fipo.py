@@ -1,4 +1,4 @@
-"""FIPO (arXiv 2603.19835): each token's advantage grows with the log-ratios of the tokens after it.
+"""FIPO (arXiv 2603.19835): each token's advantage grows with the log-ratios from it on.
 
 ``method=fipo`` sets ``actor_rollout_ref.actor.policy_loss._target_`` to
 ``recipe.algorithms.fipo.FIPOLossConfig``, so every actor process imports this module, which
@@ -61,7 +61,7 @@ def fipo(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """PPO's clipped loss of f_t A_t, with a factor f_t from the tokens after t; arguments: verl's.
+    """PPO's clipped loss of f_t A_t, with a factor f_t from the tokens k >= t; arguments: verl's.
 
         d_k = log pi(o_k) - log pi_old(o_k)      0 if masked or if the ratio exceeds clip_ratio_c
         F_t = sum over k >= t of 2^(-(k - t) / half_life) d_k                      "future KL"

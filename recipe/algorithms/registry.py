@@ -16,6 +16,7 @@ raise ConfigError for an unknown name and for bad settings. ``ADVANTAGES.facts(n
 requirements of a function.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from omegaconf import OmegaConf
 
 from recipe.algorithms import verl_estimators
 from recipe.errors import ConfigError
@@ -105,13 +107,19 @@ class Registry(dict[str, Function]):
             critic = name == f"verl:{verl_estimators.GAE}"
             parts = ("accuracy", "format") if name == "verl:gdpo" else ()
             return Facts(inputs=verl_estimators.INPUTS, critic=critic, parts=parts)
-        return getattr(self.resolve(name), FACTS, Facts())
+        function = self.resolve(name)
+        while isinstance(function, functools.partial):
+            function = function.func
+        return getattr(function, FACTS, Facts())
 
     def call(self, section: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:
         """(function, keyword arguments) of a section {name, arguments, <name>: settings}.
 
         ConfigError for an unknown name and for invalid settings.
         """
+        if OmegaConf.is_config(section):  # lists and mappings as in the launch checks
+            plain: Any = OmegaConf.to_container(section, resolve=True)
+            section = plain
         name = section["name"]
         function, facts = self.resolve(name), self.facts(name)
         place = name if name in section else "arguments"

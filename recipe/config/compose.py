@@ -66,7 +66,8 @@ def group_names(group: str) -> list[str]:
 
 def example_folder(example: str) -> Path:
     """Return the folder of an example, by name or path; ConfigError with the known names."""
-    for folder in (EXAMPLES / example, Path(example)):
+    places = [EXAMPLES / example, Path(example)]
+    for folder in reversed(places) if "/" in example else places:
         if example.strip() and (folder / "config.yaml").is_file():
             return folder.resolve()
     near = closest(example, example_names()) or f": known are {', '.join(example_names())}."

@@ -27,6 +27,7 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
     AgentLoopOutput,
     DictConfigWrap,
+    ToolListWrap,
     _agent_loop_registry,
 )
 from verl.trainer.ppo.v1.agent_loop_tq import (
@@ -36,7 +37,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
 )
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-import recipe.rollout.agent_loop  # noqa: F401  (registers the agent loop in the worker's process)
+from recipe.rollout.agent_loop import PromptAugmentationAgentLoop  # which registers it
 from recipe.rollout.client import GroupedClient
 from recipe.run.ending import first_cause
 
@@ -154,9 +155,10 @@ class GroupedAgentLoopWorker(_Worker):
         self._logged.add(kind)
 
     def _agent_loop(self, name: str) -> AgentLoopBase:
-        """The agent loop registered under `name`, created once; ours keep no state."""
-        if name not in self._agent_loops:
-            self._agent_loops[name] = hydra.utils.instantiate(
+        """The agent loop registered under `name`; ours keeps no state and is created once."""
+        loop = self._agent_loops.get(name)
+        if loop is None:
+            loop = hydra.utils.instantiate(
                 config=_agent_loop_registry[name],
                 trainer_config=DictConfigWrap(config=self.config),
                 server_manager=self.llm_client,
@@ -165,8 +167,11 @@ class GroupedAgentLoopWorker(_Worker):
                 hf_model_type=self.hf_model_type,
                 dataset_cls=self.dataset_cls,
                 data_config=DictConfigWrap(self.config.data),
+                tools=ToolListWrap(self.tools),
             )
-        return self._agent_loops[name]
+            if type(loop) is PromptAugmentationAgentLoop:
+                self._agent_loops[name] = loop
+        return loop
 
     async def _run_prompt(
         self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False

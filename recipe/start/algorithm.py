@@ -1,7 +1,10 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 
 from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.config.compose import not_through, one_line
@@ -75,6 +78,44 @@ def known_loss(s: Setup) -> Iterator[str]:
             f"not registered. Known are {', '.join(POLICY_LOSS_REGISTRY)}. Register yours with "
             "verl's @register_policy_loss in the module of the class.",
         )
+        return
+    loss = POLICY_LOSS_REGISTRY[s.actor.policy_loss.loss_mode]
+    if getattr(loss, "__module__", "").startswith("verl."):
+        yield s.message(
+            f"{LOSS} {target}",
+            "this loss is verl's, so the class has no effect. Set the first key to the name that "
+            "its module registers.",
+        )
+        return
+    try:
+        call_loss(loss, omega_conf_to_dataclass(s.actor))
+    except Exception as error:  # whatever the user's function raises
+        yield s.message(
+            LOSS,
+            f"a call as verl's actor makes it, by keywords, failed: {type(error).__name__}: "
+            f"{one_line(error)}. Correct the function.",
+        )
+
+
+def call_loss(loss: Callable[..., Any], config: Any) -> None:
+    """Call a loss on two responses of three tokens; raise what it raises, or for its results."""
+    from verl.utils.metric import AggregationType, Metric
+
+    config.global_batch_info.update(
+        dp_size=1, batch_num_tokens=6, global_batch_size=2, loss_scale_factor=None
+    )
+    logprobs_BT = torch.full((2, 3), -0.5, requires_grad=True)
+    value, metrics = loss(
+        old_log_prob=logprobs_BT.detach(),
+        log_prob=logprobs_BT,
+        advantages=torch.ones(2, 3),
+        response_mask=torch.ones(2, 3),
+        loss_agg_mode=config.loss_agg_mode,
+        config=config,
+        rollout_is_weights=None,
+    )
+    value.backward()
+    Metric.from_dict(metrics, aggregation=AggregationType.MEAN)
 
 
 def parts_of_the_reward(s: Setup) -> Iterator[str]:

@@ -16,6 +16,7 @@ from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, o
 from recipe.machine.memory import shards
 from recipe.machine.shapes import LAYERS
 from recipe.start.attention import ATTENTION, available, planned
+from recipe.start.data import paths_of
 from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
@@ -97,6 +98,15 @@ FIXED += [
         lambda s: (s.trainer.resume_mode == "resume_path") != bool(s.trainer.resume_from_path),
         "a run begins from another run's checkpoint with both. Set resume_mode=resume_path and "
         "resume_from_path=RUN/checkpoints/global_step_N, or neither.",
+    ),
+    Rule(
+        "actor_rollout_ref.model.external_lib trainer.device",
+        lambda s: (
+            s.trainer.device == "cpu"
+            and not any(x.startswith("recipe.") for x in paths_of(s.model.external_lib))
+        ),
+        "without a module of recipe verl has no actor for a CPU. Set the first key to "
+        "[YOUR_MODULE,recipe.actor.engine].",
     ),
     Rule(
         f"{R}.agent.default_agent_loop",

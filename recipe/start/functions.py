@@ -1,10 +1,12 @@
 """Rules about names: what they name exists (keys.yaml), and the user's functions run."""
 
 import dataclasses
+import itertools
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,13 @@ def runs_on_a_batch(s: Setup) -> Iterator[str]:
             continue
         alone = {**recipe, "weights": {"name": "none"}} if section == "advantage" else recipe
         batch = trial_batch(rows, recipe["rephrasings"]["count"] + 1)
+        verified = s.reward.verifiers or {}
+        batch = dataclasses.replace(
+            batch,
+            templates=spread(s.templates, len(batch)),
+            sources=spread([*verified] or ["a"], len(batch)),
+            parts=[defaultdict[str, float](float) if verified else {}] * len(batch),
+        )
         try:
             compute_advantages(dataclasses.replace(batch, **without), alone, s.actor.loss_agg_mode)
         except UserError:
@@ -142,6 +151,7 @@ def own_functions(s: Setup) -> dict[str, str]:
     """Return {dotted path: its file's SHA-256} of the user's verifiers, advantage, weight, loss."""
     names = [*(s.reward.verifiers or {}).values(), s.advantage]
     names += [s.weights, *([s.actor.policy_loss["_target_"]] if s.own_loss else [])]
+    names += [f"{x}.module" for x in paths_of(s.model.external_lib)]
     digests = {}
     for path in map(str, names):
         module = named(path)[0]
@@ -151,6 +161,11 @@ def own_functions(s: Setup) -> dict[str, str]:
             file = source_file(path)
             digests[path] = sha256(file) if file and file.is_file() else ""
     return digests
+
+
+def spread(values: Sequence[str], count: int) -> list[str]:
+    """Return `count` of the values, over and over."""
+    return list(itertools.islice(itertools.cycle(values), count))
 
 
 NAMES: list[Check] = [names_exist]
@@ -163,12 +178,12 @@ def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
     lengths = [1 + i % 3 for i in range(count)]
     numbers = [i % rows // each for i in range(count)]
     group_B = torch.arange(count) // rows
-    mask_BT = torch.arange(3)[None, :] < torch.tensor(lengths)[:, None]
-    logprobs_BT = -0.5 - torch.rand(count, 3, dtype=torch.float64) * mask_BT
+    mask_BT = torch.arange(16)[None, :] < torch.tensor(lengths)[:, None]
+    logprobs_BT = -0.5 - torch.rand(mask_BT.shape, dtype=torch.float64) * mask_BT
     accuracy = [float(i % 2 == 0) for i in range(count)]
     tokens = [torch.arange(length) for length in lengths]
     return RolloutBatch(
-        values_BT=torch.zeros(count, 3, dtype=torch.float64),
+        values_BT=torch.zeros_like(logprobs_BT),
         keys=[f"q{i // rows}_{i % rows}_0" for i in range(count)],
         seed=0,
         questions=[f"q{i // rows}" for i in range(count)],

@@ -104,6 +104,7 @@ def test_a_damaged_export_is_found_before_an_engine_starts(
         (["RUN", "--tensor-parallel", "4"], 2, "--tensor-parallel=4: need 4 GPUs"),
         (["RUN", "--steps", "77,78"], 1, "[77, 78]"),
         (["RUN", "--verifier", "toy=nowhere.check"], 1, "there is no module nowhere"),
+        (["RUN", "--verifier", "tyo=nowhere.check"], 2, "no question has this data_source"),
         (["RUN", "--benchmark", "toy=nowhere.parquet"], 1, "nowhere.parquet"),
         (["RUN", "--benchmark", "a/bench.yaml"], 1, "bench=a/bench.yaml"),
         (["RUN", "--benchmark", "scores.json=q.parquet"], 1, "NAME=q.parquet"),
@@ -213,6 +214,7 @@ def test_two_workers_make_the_samples_of_one(
     assert sweep.main([str(run), "--out", str(run / "one")]) == 0
     helper = str(Path(__file__).parents[1] / "helpers" / "fake_engine.py")
     monkeypatch.setattr(workers, "COMMAND", (sys.executable, helper, str(run / "started")))
+    monkeypatch.setattr(workers, "gpus_here", lambda: 2)  # as in the helper's processes
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.setenv("MODE", mode)
     (run / "started").mkdir()

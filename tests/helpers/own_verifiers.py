@@ -34,6 +34,13 @@ def compute_score(
     return 1.0 if len(solution_str) >= extra_info["least"] else -1.0
 
 
+def bare(function: Any) -> Any:
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+hidden = bare(compute_score)
+
+
 async def awaited(response: str, gold: Any, row: Any) -> float:
     await asyncio.sleep(0.01)
     return float(response == gold)

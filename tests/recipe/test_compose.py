@@ -1,5 +1,7 @@
 """The composition that tests use is hydra's own."""
 
+from pathlib import Path
+
 import hydra
 import pytest
 from omegaconf import OmegaConf
@@ -150,3 +152,13 @@ def test_a_mini_batch_of_an_own_run_is_its_batch(command: list[str], mini_batch:
     config = compose.compose_config(command[0], command[1:])
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == mini_batch
     assert config.critic.ppo_mini_batch_size == mini_batch
+
+
+def test_a_path_names_the_users_folder_and_a_name_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy/config.yaml").write_text("defaults: [recipe]\n")
+    assert compose.example_folder("./toy") == compose.example_folder("toy/") == tmp_path / "toy"
+    assert compose.example_folder("toy") == compose.EXAMPLES / "toy"

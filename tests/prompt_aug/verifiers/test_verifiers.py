@@ -11,6 +11,7 @@ from prompt_aug.grading import Extraction, pool
 from prompt_aug.grading.pool import GraderError
 from prompt_aug.questions import from_row, to_row
 from prompt_aug.verifiers import Verified, VerifierLimits, Verifiers, source_digest, verifier_row
+from prompt_aug.verifiers.worker import verdict
 
 pytestmark = pytest.mark.config  # starts, and kills, worker processes
 
@@ -81,8 +82,15 @@ def test_parts_of_a_result(verifiers: Verifiers) -> None:
     assert graded.parts == {"a_b_c": 1.0}
 
 
+def test_an_accuracy_below_one_is_wrong_and_keeps_its_score() -> None:
+    """verl's reward functions may return any, such as the share of passed tests."""
+    for acc, status in ((0.5, "wrong"), (True, "correct"), (1.0, "correct")):
+        made = verdict({"score": 0.5, "acc": acc})
+        assert (made["status"], made["score"]) == (status, 0.5)
+
+
 @pytest.mark.parametrize(
-    "response", ["nan", "text", "billion", "googol", "none", "no score", "acc", "nan part"]
+    "response", ["nan", "text", "billion", "googol", "none", "no score", "nan part"]
 )
 def test_a_result_that_is_no_score_is_worth_nothing(verifiers: Verifiers, response: str) -> None:
     graded = ask(verifiers, "says", response)
@@ -171,6 +179,14 @@ def test_a_leak_costs_no_response_its_score(verifiers: Verifiers) -> None:
 
 def test_imports_inside_a_function_are_made_once(verifiers: Verifiers) -> None:
     assert [ask(verifiers, "imports").score for _ in range(2)] == [1.0, 1.0]
+
+
+def test_a_decorator_that_hides_verls_parameters_is_refused() -> None:
+    """Called by position, its response would be the function's data_source."""
+    hidden = Verifiers({"s": "own_verifiers.hidden"}, LIMITS)
+    with pytest.raises(GraderError, match=r"functools\.wraps"):
+        ask(hidden, "s")
+    hidden.close()
 
 
 @pytest.mark.parametrize("path", ["own_verifiers.nothing", "nowhere.check", "check"])

@@ -1,5 +1,6 @@
 """From rewards to token advantages: groups, weights, excluded rows, user functions."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from recipe.algorithms.registry import Facts, Registry
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.algorithms.tokens import BLOCK, row_sums, validated
 from recipe.errors import ConfigError
+from recipe.start.functions import trial_batch
 
 # One group of one question: two responses to q^0 (both right), two to q^1 (one right).
 REWARDS = [1.0, 1.0, 1.0, 0.0]
@@ -179,6 +181,37 @@ def test_every_algorithm_of_the_folder_is_registered() -> None:
     assert set(TOKEN_WEIGHTS) == {"gaussian_covariance", "clip_cov", "balanced", "high_entropy"}
     assert ADVANTAGES.facts("maxrl") == Facts(nonnegative_rewards=True)
     assert ADVANTAGES.facts("ta_grpo_star").group == "rephrasing"
+
+
+def test_the_arguments_are_plain_lists_as_in_the_launch_checks() -> None:
+    section = OmegaConf.create({"name": "math.dist", "arguments": {"p": [1], "q": {"a": [2]}}})
+    arguments = ADVANTAGES.call(section)[1]
+    assert type(arguments["p"]) is list and type(arguments["q"]["a"]) is list
+
+
+def test_a_partial_has_the_facts_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = functools.partial(ADVANTAGES["ta_grpo_star"])
+    monkeypatch.setattr("math.own", function, raising=False)
+    assert ADVANTAGES.facts("math.own").group == "rephrasing"
+
+
+def test_a_function_that_writes_into_its_arguments_changes_no_reward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def centred(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        rewards_B -= rewards_B.mean()
+        return rewards_B
+
+    def sized(logprobs_BT: Any, advantages_BT: Any, mask_BT: Any, group_B: Any) -> torch.Tensor:
+        return advantages_BT.abs_()
+
+    monkeypatch.setattr("math.centred", centred, raising=False)
+    monkeypatch.setattr("math.sized", sized, raising=False)
+    batch = trial_batch(4, 1)
+    recipe = {"advantage": {"name": "math.centred"}, "weights": {"name": "math.sized"}}
+    made = compute_advantages(batch, {**recipe, "history": {"enable": False}}, "token-mean")
+    assert made.rewards_B.tolist() == batch.accuracy
+    assert made.advantages_BT.min() == -0.25  # -1/2 by its size of 1/2
 
 
 def test_a_dotted_path_is_resolved_and_its_arguments_are_passed() -> None:

@@ -124,5 +124,12 @@ def test_the_loss_is_registered_by_naming_its_class(mine: Path) -> None:
     old, new = torch.zeros(1, 2), torch.log(torch.tensor([[2.0, 3.0]]))
     info = SimpleNamespace(global_batch_info={"dp_size": 1, "batch_num_tokens": 4})
     mask, advantages = torch.ones(1, 2), torch.tensor([[1.0, -1.0]])
-    value, _ = loss(old, new, advantages, mask, "token-mean", info)
+    given = {"advantages": advantages, "response_mask": mask, "loss_agg_mode": "token-mean"}
+    value, _ = loss(
+        old_log_prob=old, log_prob=new, **given, config=info, rollout_is_weights=None
+    )  # as verl calls it
     assert value.item() == pytest.approx((-2 + 3) / 4)  # over the mini-batch's tokens
+    value, _ = loss(
+        old_log_prob=old, log_prob=new, **given, config=info, rollout_is_weights=0.5 * mask
+    )
+    assert value.item() == pytest.approx((-2 + 3) / 8)

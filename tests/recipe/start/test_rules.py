@@ -306,6 +306,13 @@ def by_value(rewards_B, group_B, *, values_BT):
 def by_entropy(logprobs_BT, advantages_BT, mask_BT, group_B, *, entropy_BT):
     return mask_BT * entropy_BT.abs()
 
+@advantage(inputs=("sources", "parts", "templates"))
+def by_source(rewards_B, group_B, *, sources, parts, templates):
+    rates = {"sums": 2.0}
+    return rewards_B.clone().apply_(lambda x: x * rates[sources[0]] + parts[0]["score"])
+
+def check(response, gold, row): return 1.0
+
 def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
 """
 OWN_LOSS = """
@@ -317,7 +324,13 @@ from verl.workers.config import PolicyLossConfig
 class Mine(PolicyLossConfig):
     alpha: float = 1.0
 
-POLICY_LOSS_REGISTRY["mine"] = print
+def mine(log_prob, advantages, **rest):
+    return -(log_prob * advantages).mean(), {"kl": 0.0}
+
+POLICY_LOSS_REGISTRY["mine"] = mine
+POLICY_LOSS_REGISTRY["named"] = lambda old, new, weights=None: None
+POLICY_LOSS_REGISTRY["alone"] = lambda log_prob, **rest: log_prob.mean()
+POLICY_LOSS_REGISTRY["rows"] = lambda log_prob, **rest: (log_prob.mean(), {"kl": log_prob})
 """
 ESTIMATOR = "from verl.trainer.ppo import core_algos\ncore_algos.register_adv_est('mine')({})\n"
 MODULES = {
@@ -341,6 +354,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MINE = "recipe.advantage.name=own."
 WEIGHT = "recipe.weights.name=own."
+ESTIMATORS = "{MODEL}.external_lib=[own_estimator,recipe.actor.engine]"
 LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
 
 
@@ -358,9 +372,19 @@ LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
         # names and modules
         (f"{MINE}gone", "no function gone"),
         ("recipe.advantage.name=own_boom.f", "own_boom cannot be imported (ValueError: boom"),
-        ("recipe.advantage.name=verl:mine {MODEL}.external_lib=own_estimator", None),
+        (
+            "recipe.advantage.name=verl:mine {MODEL}.external_lib=own_estimator",
+            "trainer.device=cpu",
+        ),
+        (f"recipe.advantage.name=verl:mine {ESTIMATORS}", None),
+        # columns of its own templates, sources and results
+        (f"{MINE}by_source recipe.reward.verifiers.sums=own.check", None),
         (f"{LOSS}.Mine {{A}}.policy_loss.alpha=2", None),
         (f"{LOSS}.Mine {{A}}.policy_loss.alhpa=2", "alhpa"),
+        (f"{LOSS}.Mine {{LOSS}}=named", "argument 'old_log_prob'"),
+        (f"{LOSS}.Mine {{LOSS}}=alone", "iteration over a 0-d tensor"),
+        (f"{LOSS}.Mine {{LOSS}}=rows", "ValueError"),
+        ("{A}.policy_loss._target_=own_loss.Mine", "has no effect"),  # loss_mode is vanilla
     ],
 )
 def test_what_a_user_wrote_is_imported_and_called_once(
