@@ -200,9 +200,10 @@ class GroupedAgentLoopWorker(_Worker):
         """Generate, grade and store; return the final tag of the question."""
         if not prompt.pop("__do_sample__", True) and partition == "train":
             apply_greedy_sampling_params(params)
-        loop, uid = self._agent_loop(prompt.pop("agent_name")), prompt["uid"]
+        name, uid = prompt.pop("agent_name"), prompt["uid"]
         log = partial(self._log, f"rollout of question {uid}")
-        runs = (partial(loop.run, params, session_id=i, **prompt) for i in range(count))
+        loops = [self._agent_loop(name) for _ in range(count)]
+        runs = (partial(x.run, params, session_id=i, **prompt) for i, x in enumerate(loops))
         with self.llm_client.group(uid):
             # Wait for all: otherwise a rollout could outlive its group in the engine.
             results = await asyncio.gather(

@@ -39,6 +39,8 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         (f"{R}.n_val=2", f"set {R}.val_kwargs.n"),
         (f"{A}.policy_loss=plusplus", "policy_loss=plusplus: a section of keys"),
         (f"{A}.policy_loss=0", "policy_loss=0: a section of keys"),
+        (f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.alpha=2", None),  # a field of its own
+        (f"{A}.policy_loss.alpha=2", f"{A}.policy_loss.alpha=2: no key"),
         ("trainer.v1={} actor_rollout_ref.rollout.engine_kwargs={}", None),
         (f"{R}.top_p=$steps", f"{R}.top_p=3: Input should be less"),
         (f"{A}.kl_loss_coef=0.1", f"no effect with {A}.use_kl_loss=false"),

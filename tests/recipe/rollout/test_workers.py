@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -159,6 +159,32 @@ def run_question(
     asyncio.run(ours._run_prompt(prompt, params, {"validate": validate}))
     assert params == {"temperature": 0.5} and not ours.llm_client.open
     return loop, grader
+
+
+class Own:
+    """An agent loop of the user, with the state of one rollout."""
+
+    made: ClassVar[list["Own"]] = []
+
+    def __init__(self, tools: Any, **rest: Any) -> None:
+        self.tools, self.turns = tools.tools, 0
+        self.made.append(self)
+
+    async def run(self, params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        self.turns += 1
+        return output([7], reward=None)
+
+
+def test_a_loop_of_the_user_is_made_for_each_rollout_with_the_tools(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rollout._agent_loop_registry, "own", {"_target_": f"{__name__}.Own"})
+    ours = worker(rollout.GroupedAgentLoopWorker)
+    ours.tokenizer = ours.hf_model_type = ours.dataset_cls = None
+    ours.tools, ours.reward_loop_worker_handles = ["search"], [Grader()]
+    ours.config.data = {}
+    asyncio.run(ours._run_prompt({**ROW, "agent_name": "own"}, {}, {"validate": False}))
+    assert [(loop.turns, loop.tools) for loop in Own.made] == [(1, ["search"])] * 3
 
 
 @pytest.mark.parametrize(
