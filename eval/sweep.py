@@ -9,7 +9,7 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -133,10 +133,23 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError("--out and --watch are for one run: start the command for each")
 
 
+def check_verifiers(options: argparse.Namespace, evaluations: Collection[Evaluation]) -> None:
+    """Refuse a --verifier that grades nothing; note it where all of a run's do."""
+    found = {q.source for x in evaluations for b in x.benchmarks for q in b.questions}
+    known = {name for x in evaluations for name in x.settings.verifiers or {}}
+    why = f"no question has this data_source; they have {', '.join(sorted(found))}"
+    if lost := [name for name, _ in options.verifier if name not in found]:
+        raise UsageError(f"--verifier {lost[0]}: {why}. Use one of them.")
+    if known and not known & found:
+        print(f"note: the verifiers of {', '.join(known)} grade nothing: {why}", file=sys.stderr)
+
+
 def sweep(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     """Check everything that can be checked, then do the items that no other worker holds."""
     check_options(options)
     evaluations = {run: _evaluation(options, run) for run in options.runs or [None]}
+    if options.max_questions is None and options.worker is None:
+        check_verifiers(options, evaluations.values())
     if not (options.dry_run or options.endpoint or options.worker is not None):
         workers.start(options, arguments)
     for run, evaluation in evaluations.items():
@@ -173,13 +186,6 @@ def _evaluation(options: argparse.Namespace, run: Any) -> Evaluation:
     how: Any = {key: getattr(settings, key) for key in keys}
     how["reading"] = settings.form.reading
     benchmarks = [load_benchmark(request, **how) for request in settings.benchmarks]
-    sources = sorted({q.source for benchmark in benchmarks for q in benchmark.questions})
-    for name in settings.verifiers or {}:
-        if name not in sources:
-            why = f"no question has this data_source; they have {', '.join(sources)}"
-            if name in dict(options.verifier):
-                raise UsageError(f"--verifier {name}: {why}. Use one of them.")
-            print(f"note: the run's verifier of {name} grades nothing: {why}", file=sys.stderr)
     return Evaluation(options.out or RunFolder(run).evaluation, settings, benchmarks)
 
 

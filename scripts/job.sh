@@ -33,15 +33,18 @@ site_settings() {
     export SLURM_EXPORT_ENV=ALL
     # With GRES, SLURM sets it beside CUDA_VISIBLE_DEVICES, and verl refuses to choose.
     if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; fi
-    # The names of Ray's sockets add 68 bytes, and the system takes 107. In /tmp `ray start` writes a
-    # file of one name for all users, and ends at that of another user.
+    # In a shared folder `ray start` writes a file of one name for all users, and ends at another's.
+    # The names of Ray's sockets add 68 bytes, and the system takes 107.
     local temporary=${TMPDIR:-/tmp}
-    if [[ $temporary == /tmp ]] || ((${#temporary} > 39)); then
-        export RAY_TMPDIR=${RAY_TMPDIR:-/tmp/ray_of_$UID} VLLM_RPC_BASE_PATH=${VLLM_RPC_BASE_PATH:-/tmp}
+    temporary=${temporary%/}/ray_of_$UID
+    if ((${#temporary} > 39)); then
+        temporary=/tmp/ray_of_$UID
+        export VLLM_RPC_BASE_PATH=${VLLM_RPC_BASE_PATH:-/tmp}
     fi
+    export RAY_TMPDIR=${RAY_TMPDIR:-$temporary}
     # A job with GPUs and the environment of the quick start would train on the CPU.
     if [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then export RECIPE_MACHINE=${RECIPE_MACHINE:-gpu}; fi
-    export PYTHONNOUSERSITE=1 # packages in ~/.local come before those of a conda environment
+    export PYTHONNOUSERSITE=${PYTHONNOUSERSITE-1} # packages in ~/.local come before those of a conda environment
     # Ray needs thousands of open files, RDMA locked memory: raise both as far as the site allows.
     ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
     ulimit -l unlimited 2>/dev/null || true

@@ -43,8 +43,9 @@ suits() {
 requires() {
     local libc
     libc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2) || true
+    libc=${libc:-2.31} # not known
     [[ $(uname -m) == x86_64 && $(printf '2.31\n%s\n' "$libc" | sort -V | head -1) == 2.31 ]] ||
-        die "$(uname -m), glibc ${libc:-none}: the packages of $lock are for x86_64 and glibc 2.31"
+        die "$(uname -m), glibc $libc: the packages of $lock are for x86_64 and glibc 2.31"
     # vLLM's kernels need it and would be left out without an error.
     "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
         die "libnuma.so.1 is missing, which vLLM needs: apt install libnuma1 (Fedora: numactl-libs)"

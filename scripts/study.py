@@ -103,13 +103,13 @@ class Study:
     def start_model(self) -> Path:
         """Return the weights that all runs begin with; those of smollm2 are made first."""
         settings = dict(text.partition("=")[::2] for text in self.protocol.settings)
-        if "smollm2" in settings:
-            with self.alone():
-                self.do("bash", "scripts/smollm2.sh", "start")
-            return self.code / MODEL
-        if weights := sorted(Path(settings.get("recipe.model_path", "/")).glob("*.safetensors")):
-            return weights[0]
-        raise UsageError(f"{self.path}: settings: no recipe.model_path=FOLDER with *.safetensors.")
+        if model := settings.get("recipe.model_path"):
+            if weights := sorted((self.code / model).glob("*.safetensors")):
+                return weights[0]
+            raise UsageError(f"{self.path}: recipe.model_path={model}: no *.safetensors there.")
+        with self.alone():
+            self.do("bash", "scripts/smollm2.sh", "start")
+        return self.code / MODEL
 
     def run(self, arm: str, seed: int, folder: Path) -> None:
         """Train, export and evaluate a run."""

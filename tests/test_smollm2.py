@@ -240,7 +240,7 @@ def start(tmp_path: Path) -> Callable[..., int]:
 def test_another_model_is_not_the_warm_start(
     machine: Machine, start: Callable[..., int], tmp_path: Path
 ) -> None:
-    settings = ["own", f"recipe.model_path={tmp_path}"]
+    settings = ["smollm2", f"recipe.model_path={tmp_path}"]
     assert start(settings=settings) == 2 and not machine.calls
     (tmp_path / "model.safetensors").write_text("another")
     assert start(settings=settings) == 0

@@ -5,7 +5,7 @@
 recipe/VERIFIERS.md explains the arguments and the result. Functions run in the processes of
 `prompt_aug.verifiers.worker`. One that fails does not raise here: its score is 0, with the status
 "timeout", "error" (it raised, ran out of memory, or its process died) or "bad_result" (no finite
-score within +-`LARGEST`, or an ``acc`` that is neither 0 nor 1).
+score within +-`LARGEST`).
 """
 
 import atexit

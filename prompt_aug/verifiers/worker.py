@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 from prompt_aug.base import forks
 
+VERLS = {"solution_str"}  # a parameter that only functions in verl's signature have
 KEY = "recipe.reward.verifiers.DATA_SOURCE"
 REMEDY = (
     "Write my_module.my_function, with the folder of my_module in the PYTHONPATH, or "
@@ -68,7 +69,7 @@ def load_function(path: str) -> Function:
         loaded = of_file(place) if place.endswith(".py") else importlib.import_module(place)
         function = getattr(loaded, name)
         parameters = inspect.signature(function).parameters
-        if [x.kind.name for x in parameters.values()] == ["VAR_POSITIONAL", "VAR_KEYWORD"]:
+        if not parameters.keys() & VERLS and any(map(has_verls, cells(function))):
             raise TypeError("a decorator hides its parameters. Add functools.wraps to it")
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ImportError(f"{KEY}={path}: {type(error).__name__}: {error}. {REMEDY}") from error
@@ -86,6 +87,18 @@ def load_function(path: str) -> Function:
     return functools.partial(function, **arguments), parameters
 
 
+def cells(function: Any) -> list[Any]:
+    """Return what a wrapper holds, such as the function that it calls."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+def has_verls(function: Any) -> bool:
+    """Return whether something is a function with verl's parameters."""
+    with suppress(TypeError, ValueError):  # no function, or one of C
+        return bool(inspect.signature(function).parameters.keys() & VERLS)
+    return False
+
+
 def of_file(path: str) -> Any:
     """Return the module of a file, under a name that hides no other module: math.py."""
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
@@ -99,7 +112,7 @@ def call(loaded: Function, response: str, row: Mapping[str, Any]) -> Any:
     """Return the result of a function, also an async one, with our parameters or verl's."""
     gold = (row.get("reward_model") or {}).get("ground_truth")
     function, parameters = loaded
-    if "solution_str" in parameters:
+    if parameters.keys() & VERLS:
         given = {
             "data_source": row["data_source"],
             "solution_str": response,

@@ -108,7 +108,7 @@ class Registry(dict[str, Function]):
             parts = ("accuracy", "format") if name == "verl:gdpo" else ()
             return Facts(inputs=verl_estimators.INPUTS, critic=critic, parts=parts)
         function = self.resolve(name)
-        while isinstance(function, functools.partial):
+        while isinstance(function, functools.partial) and not hasattr(function, FACTS):
             function = function.func
         return getattr(function, FACTS, Facts())
 

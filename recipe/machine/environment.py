@@ -96,9 +96,9 @@ def gpu_count() -> int:
 
 
 @functools.cache  # each reads a file, and packages do not change while a process runs
-def versions() -> dict[str, str | None]:
-    """Return the versions of `PACKAGES`; None for one that is not installed."""
-    return {name: host.installed(name) for name in PACKAGES}
+def versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES` that are installed."""
+    return {name: version for name in PACKAGES if (version := host.installed(name))}
 
 
 def describe() -> dict[str, Any]:

@@ -59,7 +59,7 @@ def environment(config: DictConfig) -> dict[str, str]:
     cores = os.environ.get("OMP_NUM_THREADS") or str(host.cores())
     first = cores.split(",")[0].strip()  # OpenMP takes "4,2" for nested levels
     threads = int(first) if first.isdecimal() else 1
-    if shape is None or shape.parameters < LARGE:
+    if shape is not None and shape.parameters < LARGE:
         threads = 1
     gib = math.ceil((on_cpu(config, shape).cache() if shape else CACHE) / 2**30)
     return {

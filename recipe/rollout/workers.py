@@ -202,12 +202,14 @@ class GroupedAgentLoopWorker(_Worker):
             apply_greedy_sampling_params(params)
         name, uid = prompt.pop("agent_name"), prompt["uid"]
         log = partial(self._log, f"rollout of question {uid}")
-        loops = [self._agent_loop(name) for _ in range(count)]
-        runs = (partial(x.run, params, session_id=i, **prompt) for i, x in enumerate(loops))
+
+        async def run(number: int) -> AgentLoopOutput:
+            return await self._agent_loop(name).run(params, session_id=number, **prompt)
+
         with self.llm_client.group(uid):
             # Wait for all: otherwise a rollout could outlive its group in the engine.
             results = await asyncio.gather(
-                *(retry_once(run, log) for run in runs), return_exceptions=True
+                *(retry_once(partial(run, i), log) for i in range(count)), return_exceptions=True
             )
         errors = [r for r in results if isinstance(r, BaseException)]
         for error in errors:

@@ -1,6 +1,7 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,7 +81,7 @@ def known_loss(s: Setup) -> Iterator[str]:
         )
         return
     loss = POLICY_LOSS_REGISTRY[s.actor.policy_loss.loss_mode]
-    if getattr(loss, "__module__", "").startswith("verl."):
+    if getattr(loss, "__globals__", {}).get("__name__", "").startswith("verl."):  # not of a wrapper
         yield s.message(
             f"{LOSS} {target}",
             "this loss is verl's, so the class has no effect. Set the first key to the name that "
@@ -88,34 +89,47 @@ def known_loss(s: Setup) -> Iterator[str]:
         )
         return
     try:
-        call_loss(loss, omega_conf_to_dataclass(s.actor))
-    except Exception as error:  # whatever the user's function raises
-        yield s.message(
-            LOSS,
-            f"a call as verl's actor makes it, by keywords, failed: {type(error).__name__}: "
-            f"{one_line(error)}. Correct the function.",
+        check_result(
+            call_loss(loss, omega_conf_to_dataclass(s.actor), bool(s.correction.rollout_is))
         )
+    except TypeError as error:
+        yield s.message(
+            LOSS, f"a call as verl's actor makes it, by keywords, failed: {one_line(error)}."
+        )
+    except Exception as error:  # perhaps only here: it may need a GPU or other processes
+        print(f"recipe.train: note: {LOSS}: a trial call failed: {error!r}", file=sys.stderr)
 
 
-def call_loss(loss: Callable[..., Any], config: Any) -> None:
-    """Call a loss on two responses of three tokens; raise what it raises, or for its results."""
-    from verl.utils.metric import AggregationType, Metric
-
+def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> Any:
+    """Call a loss on two responses of three tokens, as verl's `ppo_loss`; raise what it raises."""
     config.global_batch_info.update(
-        dp_size=1, batch_num_tokens=6, global_batch_size=2, loss_scale_factor=None
+        dp_size=1,
+        batch_num_tokens=6,
+        global_batch_size=2,
+        loss_scale_factor=config.loss_scale_factor,
     )
-    logprobs_BT = torch.full((2, 3), -0.5, requires_grad=True)
-    value, metrics = loss(
+    logprobs_BT = torch.full((2, 3), -0.5, requires_grad=True) * 1  # no leaf, as in the actor
+    return loss(
         old_log_prob=logprobs_BT.detach(),
         log_prob=logprobs_BT,
-        advantages=torch.ones(2, 3),
-        response_mask=torch.ones(2, 3),
+        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3).clone(),
+        response_mask=torch.ones(2, 3, dtype=torch.bool),
         loss_agg_mode=config.loss_agg_mode,
         config=config,
-        rollout_is_weights=None,
+        rollout_is_weights=torch.ones(2, 3) if weighted else None,
     )
-    value.backward()
-    Metric.from_dict(metrics, aggregation=AggregationType.MEAN)
+
+
+def check_result(result: Any) -> None:
+    """Raise TypeError if a loss does not return (loss of no dimension, {name: one number})."""
+    try:
+        value, metrics = result
+        numbers = [value, *metrics.values()]
+        wrong = value.dim() or any(torch.as_tensor(number).numel() != 1 for number in numbers)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"its result is not (loss, metrics): {error}") from error
+    if wrong:
+        raise TypeError("its loss or a metric is not one number")
 
 
 def parts_of_the_reward(s: Setup) -> Iterator[str]:

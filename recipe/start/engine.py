@@ -21,6 +21,7 @@ from recipe.start.rules import Check, Rule, Setup
 
 TENSOR_GPUS = f"{R}.tensor_model_parallel_size"
 POSITIONS, HEADS = "max_position_embeddings", "num_attention_heads"
+CPU_ENGINES = {"recipe.actor.engine", "recipe.patches.cpu.engines"}
 LOOP_KEYS = (f"{R}.multi_turn", f"{R}.trace", "data.tool_config_path", "data.function_tool_path")
 
 
@@ -102,10 +103,9 @@ FIXED += [
     Rule(
         "actor_rollout_ref.model.external_lib trainer.device",
         lambda s: (
-            s.trainer.device == "cpu"
-            and not any(x.startswith("recipe.") for x in paths_of(s.model.external_lib))
+            s.trainer.device == "cpu" and not CPU_ENGINES & set(paths_of(s.model.external_lib))
         ),
-        "without a module of recipe verl has no actor for a CPU. Set the first key to "
+        "without one of recipe's engines verl has no actor for a CPU. Set the first key to "
         "[YOUR_MODULE,recipe.actor.engine].",
     ),
     Rule(

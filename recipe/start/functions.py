@@ -173,9 +173,9 @@ FUNCTIONS: list[Check] = [runs_on_a_batch]
 
 
 def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:
-    """Return two groups of `rows` responses of 1 to 3 tokens, every second one right."""
+    """Return two groups of `rows` responses of 14 to 16 tokens, every second one right."""
     count, each = 2 * rows, max(1, rows // rephrasings)
-    lengths = [1 + i % 3 for i in range(count)]
+    lengths = [16 - i % 3 for i in range(count)]
     numbers = [i % rows // each for i in range(count)]
     group_B = torch.arange(count) // rows
     mask_BT = torch.arange(16)[None, :] < torch.tensor(lengths)[:, None]

@@ -1,5 +1,6 @@
 """Rules about the machine: disk, GPUs, driver, compiler, memory, loggers, a key for wandb."""
 
+import math
 import netrc
 import os
 import shutil
@@ -140,15 +141,16 @@ def environment(s: Setup) -> Iterator[str]:
     """verl, and for GPUs the driver, VERL_PLATFORM and a C compiler, are what a run needs."""
     if (found := host.installed("verl")) != VERL:
         yield f"verl={found}: this project extends {VERL}. Install it: requirements/README.md."
-    if s.here and (free := host.free_gib(Path("/dev/shm"))) < LEAST_SHARED:
-        message = (
-            f"/dev/shm: {free:.2f} GiB free for weights and messages of NCCL. In a container: "
-            "start it with --shm-size=2g or --ipc=host."
-        )
-        if s.trainer.device == "cpu" and s.get(BUCKET) > free * 1024:  # MB: a write would be killed
-            yield message
-        else:
-            note(message)
+    free, shape = host.free_gib(Path("/dev/shm")), known_shape(s.model.path)
+    message = (
+        f"/dev/shm: {free:.2f} GiB free for weights and messages of NCCL. In a container: start it "
+        "with --shm-size=2g or --ipc=host."
+    )
+    weights = 4 * shape.parameters / GIB if shape else math.inf
+    if s.here and s.trainer.device == "cpu" and min(weights, s.get(BUCKET) / 1024) > free:
+        yield message  # writing more would kill the process
+    elif s.here and free < LEAST_SHARED:
+        note(message)
     if not s.here or s.trainer.device != "cuda":
         return
     key = "trainer.device=cuda"

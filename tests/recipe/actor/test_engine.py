@@ -17,6 +17,7 @@ from tensordict import NonTensorStack, TensorDict
 from tiny_model import untrained
 from tiny_model import untrained as model
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -258,11 +259,15 @@ def loss_of(**changes: Any) -> Any:
     return functools.partial(print, config=config)
 
 
-def test_only_the_clipped_surrogate_alone_is_zero_without_advantage() -> None:
+def test_only_the_clipped_surrogate_alone_is_zero_without_advantage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert ours.is_zero_without_advantage(loss_of())
     for change in ({"use_kl_loss": True}, {"entropy_coeff": 1e-3}, {"loss_mode": "kl_cov"}):
         assert not ours.is_zero_without_advantage(loss_of(**change))
     assert not ours.is_zero_without_advantage(None)
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "vanilla", lambda **arguments: None)
+    assert not ours.is_zero_without_advantage(loss_of())  # another loss of this name
 
 
 def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from recipe.algorithms import ADVANTAGES, TOKEN_WEIGHTS
 from recipe.algorithms.clip_cov import clip_cov
 from recipe.algorithms.compute import compute_advantages, logprob_temperature
 from recipe.algorithms.covariance import covariance_metrics
-from recipe.algorithms.registry import Facts, Registry
+from recipe.algorithms.registry import Facts, Registry, advantage
 from recipe.algorithms.rollouts import RolloutBatch
 from recipe.algorithms.tokens import BLOCK, row_sums, validated
 from recipe.errors import ConfigError
@@ -193,6 +193,8 @@ def test_a_partial_has_the_facts_of_its_function(monkeypatch: pytest.MonkeyPatch
     function = functools.partial(ADVANTAGES["ta_grpo_star"])
     monkeypatch.setattr("math.own", function, raising=False)
     assert ADVANTAGES.facts("math.own").group == "rephrasing"
+    advantage(group="question")(function)  # its own
+    assert ADVANTAGES.facts("math.own").group == "question"
 
 
 def test_a_function_that_writes_into_its_arguments_changes_no_reward(

@@ -179,9 +179,11 @@ def test_gpus_without_device_files_are_those_that_the_driver_lists(
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: RTX'\necho 'GPU 1: RTX'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert host.listed_gpus.__wrapped__() == 2
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(host, "listed_gpus", host.listed_gpus.__wrapped__)
+    assert host.visible_gpus() == 2
     (tmp_path / "nvidia-smi").unlink()
-    assert host.listed_gpus.__wrapped__() == 0
+    assert host.visible_gpus() == 0
 
 
 def test_workers_find_the_modules_of_a_relative_path(

@@ -316,6 +316,7 @@ def check(response, gold, row): return 1.0
 def scaled(rewards_B, group_B, *, scale): return scale * rewards_B
 """
 OWN_LOSS = """
+import torch
 from dataclasses import dataclass
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
@@ -330,6 +331,13 @@ def mine(log_prob, advantages, **rest):
 POLICY_LOSS_REGISTRY["mine"] = mine
 POLICY_LOSS_REGISTRY["named"] = lambda old, new, weights=None: None
 POLICY_LOSS_REGISTRY["alone"] = lambda log_prob, **rest: log_prob.mean()
+def of_mask(loss):
+    return lambda log_prob, response_mask, rollout_is_weights, **rest: (
+        loss(log_prob, response_mask, rollout_is_weights).mean(), {})
+
+POLICY_LOSS_REGISTRY["selects"] = of_mask(lambda x, mask, w: x.clamp_(-1)[mask])
+POLICY_LOSS_REGISTRY["weighted"] = of_mask(lambda x, mask, w: x * w)
+POLICY_LOSS_REGISTRY["elsewhere"] = of_mask(lambda x, mask, w: x.to("cuda"))
 POLICY_LOSS_REGISTRY["rows"] = lambda log_prob, **rest: (log_prob.mean(), {"kl": log_prob})
 """
 ESTIMATOR = "from verl.trainer.ppo import core_algos\ncore_algos.register_adv_est('mine')({})\n"
@@ -383,7 +391,10 @@ LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
         (f"{LOSS}.Mine {{A}}.policy_loss.alhpa=2", "alhpa"),
         (f"{LOSS}.Mine {{LOSS}}=named", "argument 'old_log_prob'"),
         (f"{LOSS}.Mine {{LOSS}}=alone", "iteration over a 0-d tensor"),
-        (f"{LOSS}.Mine {{LOSS}}=rows", "ValueError"),
+        (f"{LOSS}.Mine {{LOSS}}=rows", "is not one number"),
+        (f"{LOSS}.Mine {{LOSS}}=selects", None),
+        (f"{LOSS}.Mine {{LOSS}}=weighted {{C}}.rollout_is=token", None),
+        (f"{LOSS}.Mine {{LOSS}}=elsewhere", None),  # noted: it may need other processes
         ("{A}.policy_loss._target_=own_loss.Mine", "has no effect"),  # loss_mode is vanilla
     ],
 )
