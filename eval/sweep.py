@@ -268,7 +268,7 @@ def _print_scores(item: Item) -> None:
             f"  --max-tokens={limit}: {truncated:.0%} of the responses were truncated. Raise it "
             "if the model's context allows it."
         )
-    for status in FAILED & entry["status_rates"].keys():
+    for status in sorted(FAILED & entry["status_rates"].keys()):
         share = entry["status_rates"][status]
         print(f"warning: {item.name}: {share:.1%} graded {status}: 0 points", file=sys.stderr)
     for status, uids in entry.get("endpoint_statuses", {}).items():

@@ -43,7 +43,7 @@ site_settings() {
     fi
     export RAY_TMPDIR=${RAY_TMPDIR:-$temporary}
     # A job with GPUs and the environment of the quick start would train on the CPU.
-    if [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then export RECIPE_MACHINE=${RECIPE_MACHINE:-gpu}; fi
+    if [[ ${SLURM_GPUS_ON_NODE:-0} != 0 ]]; then export RECIPE_MACHINE=${RECIPE_MACHINE:-gpu}; fi
     export PYTHONNOUSERSITE=${PYTHONNOUSERSITE-1} # packages in ~/.local come before those of a conda environment
     # Ray needs thousands of open files, RDMA locked memory: raise both as far as the site allows.
     ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
