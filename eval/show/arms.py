@@ -316,7 +316,8 @@ def described(compared: Sequence[Compared], title: str) -> str:
     texts, adjusted = [title], holm([c.result.p_value for c in compared])
     for c, p in zip(compared, adjusted, strict=True):
         r, (seeds, questions) = c.result, c.result.shape
-        sd = [f"{100 * part**0.5:.1f}" for part in (*r.parts, c.sampling)]
+        sd = [f"{100 * part**0.5:.1f}" for part in r.parts]
+        alone = f"{100 * c.sampling**0.5:.1f}" if np.isfinite(c.sampling) else "unknown of one"
         sizes = sorted({seeds, 5, 10, 20})
         power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in sizes)
         verdict = "" if c.contrast.expected is None else f": {c.verdict} here"
@@ -324,7 +325,7 @@ def described(compared: Sequence[Compared], title: str) -> str:
   {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}
   p = {r.p_value:.3g} (Holm: {p:.3g}){verdict}
   {seeds} seeds x {questions} questions; seeds: {typed.shown(c.seeds)}
-  sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {sd[3]})
+  sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {alone})
   correlation of the arms by seed: {c.correlation:.2f}
   points that 80 % of studies would see, by seeds: {power}""")
         if k := c.contrast.not_below_k:
