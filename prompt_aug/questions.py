@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -404,7 +405,8 @@ def user_text(
 
 
 def answer_texts(value: Any) -> tuple[str, ...]:
-    """Return one value, or each of a list, as texts; none for null and NaN. 142.0 is 142.
+    """Return one value, or each of a list, as texts; none for null and NaN. 142.0 is 142, 1e23 a 1
+    and 23 zeros: the shortest decimal of a float, whose exact value has digits that nobody wrote.
 
     A record that holds one text is that text. Raises QuestionError for bytes and other records.
     """
@@ -419,4 +421,5 @@ def answer_texts(value: Any) -> tuple[str, ...]:
         return tuple(text for item in value for text in answer_texts(item))
     if isinstance(value, float) and not value.is_integer():
         return (repr(value),) if math.isfinite(value) else ()
-    return () if value is None else (str(int(value) if isinstance(value, float) else value),)
+    whole = int(Decimal(repr(value))) if isinstance(value, float) else value
+    return () if value is None else (str(whole),)

@@ -18,6 +18,7 @@ from prompt_aug.base.commands import python_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import sha256
 from prompt_aug.base.progress import Progress
+from prompt_aug.base.tokenizers import commit_of
 from prompt_aug.typed import read_typed
 from recipe.machine import model_files
 from recipe.run.folder import CHECKPOINT, MANIFEST, RunFolder, numbered, recorded_model
@@ -90,7 +91,7 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
     elsewhere, files = manifest.model_path, manifest.files
     model = (folder / elsewhere).resolve() if elsewhere else folder
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
-        return Checkpoint(step=step, model=elsewhere, identity={"model": elsewhere})  # a hub id
+        return Checkpoint(step=step, model=elsewhere, identity=_of_hub(elsewhere))
     own: dict[str, Any] = {"run": folder.parent.parent, "accepted": manifest.accepted}
     return Checkpoint(step=step, model=str(model), identity=_identity(files), files=files, **own)
 
@@ -111,7 +112,7 @@ def from_model(model: str) -> Checkpoint:
     if not folder.exists():
         if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
             raise UserError(f"model folder {model} does not exist")
-        return Checkpoint(step=None, model=model, identity={"model": model})
+        return Checkpoint(step=None, model=model, identity=_of_hub(model))
     if why := model_files.lacks_weights(folder):
         raise UserError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
@@ -151,6 +152,11 @@ def verify(checkpoint: Checkpoint, *, most: float = math.inf) -> None:
     run = checkpoint.run  # loading a tokenizer takes a second, so it is read with the large files
     if run and checkpoint.files and most == math.inf and (start := recorded_model(run)[0]):
         model_files.compare(checkpoint.model, start, checkpoint.accepted)
+
+
+def _of_hub(model: str) -> dict[str, Any]:
+    """Return the identity of a hub id: with its commit, since other weights may be pushed to it."""
+    return {"model": model, "commit": commit_of(model)}
 
 
 def _identity(files: Mapping[str, str]) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from typing import Any, Self
 
 from eval.ask.settings import Settings
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import read_json
-from prompt_aug.base.tokenizers import load_tokenizer
+from prompt_aug.base.tokenizers import load_tokenizer, model_json
 from prompt_aug.turns import end_of_turn
 from recipe.config.evaluation import SAMPLING
 from recipe.machine import environment
@@ -82,10 +81,9 @@ def precision(model: str, settings: Settings) -> str:
     vLLM's own "auto" computes in bfloat16 what is stored in float32. A processor that does not
     multiply 16-bit numbers computes in float32.
     """
-    config = Path(model) / "config.json"
-    if settings.dtype != "auto" or gpus_here() or not config.is_file():
+    if settings.dtype != "auto" or gpus_here():
         return settings.dtype
-    stored = read_json(config)
+    stored = model_json(model, "config.json") or {}
     dtype = str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
     return dtype if multiplies_bfloat16() else "float32"
 

@@ -134,10 +134,16 @@ def signature(model: str, tokenizer: Any) -> str:
 
 
 def _positions(checkpoint: Checkpoint) -> int | None:
-    """Return the model's context, as the endpoint or the model's configuration states it."""
+    """Return the model's context, as the endpoint or the model's configuration states it.
+
+    With YaRN it is a multiple of what the model was trained on, as for vLLM.
+    """
     if "endpoint" in checkpoint.identity:
         return checkpoint.positions
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(checkpoint.model, trust_remote_code=False).get_text_config()
-    return getattr(config, "max_position_embeddings", None)
+    rope, most = getattr(config, "rope_parameters", None) or {}, "max_position_embeddings"
+    if rope.get("rope_type") == "yarn":
+        return int(rope[f"original_{most}"] * rope["factor"])
+    return getattr(config, most, None)

@@ -111,6 +111,14 @@ class SampleFiles:
     def generate(self, engine: Engine | RemoteEngine, requests: Sequence[Request]) -> None:
         """Generate in any order. Each sample is on disk shortly after it completes."""
         facts, done, began = engine.facts(), 0, time.monotonic()
+        for path in self._folder.sample_files():
+            head = head_of(path)
+            changed = differences(head.get("engine", facts), facts)
+            if changed and head.get("model") == self._identity:
+                print(
+                    f"note: {path}: its samples are of another engine ({'; '.join(changed)}), and "
+                    "count beside the new ones. To make all with one, delete the file."
+                )
         batch: list[Sample] = []
         with Progress(f"generate {self._folder.root.name}", len(requests), "samples") as bar:
             try:

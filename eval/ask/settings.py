@@ -21,6 +21,7 @@ from eval.ask.benchmarks import LoadedBenchmark
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
+from prompt_aug.questions import to_row
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import Style, System, Turn
 from prompt_aug.typed import Positive, Text, parse_typed, shown
@@ -141,14 +142,18 @@ def benchmark_identity(
 ) -> dict[str, Any]:
     """Return the settings of a benchmark's scores. The content counts, not the path.
 
-    `template` is part of it only if it is the benchmark's own.
+    `template` is part of it only if it is the benchmark's own. A uid holds neither system prompts nor
+    what a verifier reads, so the digest has them where there are any.
     """
+    verified, questions = (verifiers or {}).get("functions", ()), benchmark.questions
+    rows = [to_row(q) for q in questions if q.earlier or q.options or q.source in verified]
+    sha256 = _digest([benchmark.sha256, *sorted(map(_digest, rows))]) if rows else benchmark.sha256
     own = {"template": benchmark.template, "template_sha256": _digest(template)}
     return {
         **(own if benchmark.template else {}),
         **({"tolerance": benchmark.tolerance} if benchmark.tolerance else {}),
-        "sha256": benchmark.sha256,
-        "questions": len(benchmark.questions),
+        "sha256": sha256,
+        "questions": len(questions),
         "of": benchmark.size,
         "samples": benchmark.samples,
         "extraction": extraction,

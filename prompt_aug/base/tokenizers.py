@@ -70,10 +70,22 @@ def reads_date(tokenizer: Any) -> bool:
 
 def model_json(model: str, name: str) -> Any:
     """Return the JSON file `name` of a model folder or hub id, None if there is none."""
+    path = _file(model, name)
+    return read_json(Path(path)) if path else None
+
+
+def commit_of(model: str) -> str | None:
+    """Return the commit of a hub id that is loaded, None if it is not known."""
+    from transformers.utils.hub import extract_commit_hash
+
+    return extract_commit_hash(_file(model, "config.json"), None)
+
+
+def _file(model: str, name: str) -> str | None:
     from transformers.utils.hub import cached_file
 
     with contextlib.suppress(OSError):  # no such file or model
-        return read_json(Path(str(cached_file(model, name, local_files_only=_is_local(model)))))
+        return cached_file(model, name, local_files_only=_is_local(model))
     return None
 
 

@@ -261,12 +261,16 @@ def lacks_wandb_key(s: Setup) -> bool:
     offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
     if "wandb" not in ([logger] if isinstance(logger, str) else logger) or offline:
         return False
-    if os.environ.get("WANDB_API_KEY"):
+    given = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    if given or is_missing("wandb"):
         return False
-    server = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname or "api.wandb.ai"
+    import wandb  # slow to import
+
+    server = urlparse(wandb.setup().settings.base_url)  # `wandb login --host` keeps it in a file
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:  # `wandb login` writes the key there
-        return netrc.netrc(str(path)).authenticators(server) is None
+        keys = netrc.netrc(str(path)).hosts  # with its port, if it has one
+        return not {server.netloc, server.hostname, "default"} & keys.keys()
     except (OSError, netrc.NetrcParseError):
         return True
 
