@@ -42,9 +42,11 @@ def compute_score(
 ) -> dict[str, Any]:
     """Return 1 or 0, and the answer, from the grader; `extra_info` may have the ``question``."""
     from prompt_aug.grading import grade  # needs math-verify, which verl does not
+    from prompt_aug.questions import answer_texts
 
-    golds = [ground_truth] if isinstance(ground_truth, str) else [str(x) for x in ground_truth]
-    found = grade(solution_str, golds, question=(extra_info or {}).get("question"))
+    found = grade(
+        solution_str, answer_texts(ground_truth), question=(extra_info or {}).get("question")
+    )
     return {
         "score": float(found.correct),
         "acc": float(found.correct),

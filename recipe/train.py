@@ -53,6 +53,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         from recipe.start.algorithm import on_policy, uncorrected
         from recipe.start.checks import check_run, prepare
         from recipe.start.dry_run import describe, estimate, on_gpus
+        from recipe.start.engine import sixteen_bits
         from recipe.start.rules import Setup
 
         on_gpus(config, given.gpus, given.gpu)
@@ -60,7 +61,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         if dry_run and (lines := estimate(setup, needed=elsewhere)):
             print(lines, flush=True)
         check_run(setup)
-    for why in [*notes, *uncorrected(setup), *on_policy(setup)]:
+    for why in [*notes, *uncorrected(setup), *on_policy(setup), *sixteen_bits(setup)]:
         print(f"recipe.train: note: {why}", file=sys.stderr)
     settings = report(config) if report else ""
     if dry_run:

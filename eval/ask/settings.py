@@ -142,8 +142,8 @@ def benchmark_identity(
 ) -> dict[str, Any]:
     """Return the settings of a benchmark's scores. The content counts, not the path.
 
-    `template` is part of it only if it is the benchmark's own. A uid holds neither system prompts nor
-    what a verifier reads, so the digest has them where there are any.
+    `template` is part of it only if it is the benchmark's own. A uid holds neither system prompts
+    nor what a verifier reads, so the digest has them where there are any.
     """
     verified, questions = (verifiers or {}).get("functions", ()), benchmark.questions
     rows = [to_row(q) for q in questions if q.earlier or q.options or q.source in verified]

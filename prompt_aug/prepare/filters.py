@@ -54,7 +54,8 @@ _AROUND_NUMBERS = {
 # What a data set writes where it has no answer, such as NuminaMath-1.5 in a sixth of its rows: each
 # would be right against itself.
 _PLACEHOLDER = re.compile(
-    r"(?:proof|not ?found|unknown|n/?a|none|null|(?:see )?(?:the )?solution)\.?|[-?.]+", re.IGNORECASE
+    r"(?:proof|not ?found|unknown|n/?a|none|null|(?:see )?(?:the )?solution)\.?|[-?.]+",
+    re.IGNORECASE,
 )
 # The number is not the answer as it stands: another sign, a factorial, a denial.
 _CHANGED = re.compile(

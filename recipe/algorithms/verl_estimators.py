@@ -5,8 +5,9 @@
     delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}   (arXiv 1506.02438)
     returns_t = A_t + V_t,   advantages: A whitened over the tokens of the batch
 
-Estimators that need what this trainer does not compute are rejected: a greedy baseline (remax),
-the sum of squared probabilities (the optimal token baselines).
+Rejected are estimators that need what this trainer does not compute, a greedy baseline (remax) or
+the sum of squared probabilities (the optimal token baselines), and gpg, whose factor is not its
+paper's (AMAP-ML/GPG).
 """
 
 import functools
@@ -21,9 +22,12 @@ from recipe.errors import ConfigError
 
 GAE, OPO = "gae", "opo"
 MISSING = {
-    "remax": "needs the reward of a greedy response as the baseline",
-    "optimal_token_baseline": "needs the sum of squared probabilities of every token",
-    "tir_optimal_token_baseline": "needs the sum of squared probabilities of every token",
+    "gpg": "divides by the share of rewards not 0, its paper by that of groups with a signal",
+    "remax": "needs the reward of a greedy response, which this trainer does not compute",
+    **dict.fromkeys(
+        ("optimal_token_baseline", "tir_optimal_token_baseline"),
+        "needs the sum of squared probabilities, which this trainer does not compute",
+    ),
 }
 INPUTS = ("mask_BT", "trained_B", "accuracy", "formats", "values_BT")
 
@@ -36,8 +40,7 @@ def _of_verl(name: str) -> Callable[..., Any]:
         raise ConfigError(f"recipe.advantage.name=verl:{name}: unknown to verl. Known are {names}.")
     if name in MISSING:
         raise ConfigError(
-            f"recipe.advantage.name=verl:{name}: {MISSING[name]}, which this trainer does not "
-            "compute. Choose another estimator."
+            f"recipe.advantage.name=verl:{name}: {MISSING[name]}. Choose another estimator."
         )
     return get_adv_estimator_fn(name)
 

@@ -67,6 +67,7 @@ def step_line(lines: list[dict[str, Any]], total: int) -> str:
     def value(key: str) -> float:
         return float(last.get(key, math.nan))
 
+    unknown = {key for key, number in last.items() if number != number}
     seconds = value("timing_s/step")
     speed = value("perf/total_num_tokens") / seconds if seconds else math.nan
     parts = [
@@ -77,6 +78,7 @@ def step_line(lines: list[dict[str, Any]], total: int) -> str:
         f"tokens/s {speed:,.0f}",
         f"seconds {seconds:.1f}",
         *validations(last),
+        *(["no update: a gradient is not finite"] if "actor/grad_norm" in unknown else []),
     ]
     if len(lines) > 1:
         spent = last["train/wall_seconds"] - lines[0]["train/wall_seconds"]

@@ -29,6 +29,8 @@ HISTORY, VALUE_MODEL = "recipe.history.enable", "recipe.curriculum.value_model"
 HOMOGENEOUS = ("vanilla", "gspo", "sapo", "cispo", "gpg", "dppo_tv", "dppo_kl", "vespo", "fipo")
 BY_RATIO = ("gspo", "gmpo", "sapo", "cispo", "vespo", "fipo")  # vanilla's gradient at ratio 1
 TOKEN_MEAN = ("balanced", "high_entropy")
+CLIP = tuple(f"{A}.clip_ratio{end}" for end in ("", "_low", "_high"))
+CORRECTION_KEYS = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
 PER_MICRO_BATCH = ("clip_cov", "kl_cov")
 
 
@@ -89,9 +91,8 @@ def known_loss(s: Setup) -> Iterator[str]:
         )
         return
     try:
-        check_result(
-            call_loss(loss, omega_conf_to_dataclass(s.actor), bool(s.correction.rollout_is))
-        )
+        config = omega_conf_to_dataclass(s.actor)
+        check_result(*call_loss(loss, config, bool(s.correction.rollout_is)))
     except TypeError as error:
         yield s.message(
             LOSS, f"a call as verl's actor makes it, by keywords, failed: {one_line(error)}."
@@ -100,16 +101,20 @@ def known_loss(s: Setup) -> Iterator[str]:
         print(f"recipe.train: note: {LOSS}: a trial call failed: {error!r}", file=sys.stderr)
 
 
-def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> Any:
-    """Call a loss on two responses of three tokens, as verl's `ppo_loss`; raise what it raises."""
+def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> tuple[Any, torch.Tensor]:
+    """Call a loss on two responses of three tokens, as verl's `ppo_loss`; raise what it raises.
+
+    Returns its result, and the log-probabilities that its gradient is of.
+    """
     config.global_batch_info.update(
         dp_size=1,
         batch_num_tokens=6,
         global_batch_size=2,
         loss_scale_factor=config.loss_scale_factor,
     )
-    logprobs_BT = torch.full((2, 3), -0.5, requires_grad=True) * 1  # no leaf, as in the actor
-    return loss(
+    given_BT = torch.full((2, 3), -0.5, requires_grad=True)
+    logprobs_BT = given_BT * 1  # no leaf, as in the actor
+    result = loss(
         old_log_prob=logprobs_BT.detach(),
         log_prob=logprobs_BT,
         advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3).clone(),
@@ -118,10 +123,14 @@ def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> Any:
         config=config,
         rollout_is_weights=torch.ones(2, 3) if weighted else None,
     )
+    return result, given_BT
 
 
-def check_result(result: Any) -> None:
-    """Raise TypeError if a loss does not return (loss of no dimension, {name: one number})."""
+def check_result(result: Any, given_BT: torch.Tensor) -> None:
+    """Raise TypeError if a loss does not return (loss of no dimension, {name: one number}).
+
+    Also without a finite gradient of `given_BT`, at which the ratio is 1.
+    """
     try:
         value, metrics = result
         numbers = [value, *metrics.values()]
@@ -130,6 +139,11 @@ def check_result(result: Any) -> None:
         raise TypeError(f"its result is not (loss, metrics): {error}") from error
     if wrong:
         raise TypeError("its loss or a metric is not one number")
+    if not value.requires_grad:
+        raise TypeError("its loss has no gradient")
+    value.backward()
+    if given_BT.grad is None or not given_BT.grad.isfinite().all():
+        raise TypeError("its gradient is NaN or infinite where the ratio is 1")
 
 
 def parts_of_the_reward(s: Setup) -> Iterator[str]:
@@ -328,6 +342,26 @@ def window(s: Setup) -> float:
     return float(own.get("num_warmup_batches", 0))
 
 
+def corrections(s: Setup) -> Iterator[str]:
+    """verl accepts the values of the rollout correction, which it reads after the rollouts."""
+    given = {key: s.get(f"{CORRECTION}.{key}") for key in CORRECTION_KEYS}
+    if given["rollout_is"] and given["rollout_is_threshold"] is None:
+        yield s.message(
+            f"{CORRECTION}.rollout_is {CORRECTION}.rollout_is_threshold",
+            "without a threshold verl corrects nothing. Set it: 2, or a large number for no limit.",
+        )
+    if s.correction.bypass_mode or not (given["rollout_is"] or given["rollout_rs"]):
+        return
+    from verl.trainer.ppo import rollout_corr_helper as helper
+
+    logprobs, mask = torch.zeros(2, 3), torch.ones(2, 3)
+    try:
+        helper.compute_rollout_correction_and_rejection_mask(logprobs, logprobs, mask, **given)
+    except (TypeError, ValueError) as error:
+        keys = " ".join(f"{CORRECTION}.{key}" for key, value in given.items() if value is not None)
+        yield s.message(keys, f"verl would end the first step: {one_line(error)}. Correct it.")
+
+
 def uncorrected(s: Setup) -> Iterator[str]:
     """Note that stale rollouts are trained without a correction."""
     if s.mode in ASYNCHRONOUS and not corrects(s):
@@ -339,10 +373,13 @@ def uncorrected(s: Setup) -> Iterator[str]:
 
 
 def on_policy(s: Setup) -> Iterator[str]:
-    """Note that a loss differs only by its ratio, which is 1."""
-    moves = s.batch != s.mini or s.actor.ppo_epochs > 1 or corrects(s) or window(s)
-    anchored = s.rephrasings and s.recipe.rephrasings.ratio == "anchored"
-    if s.loss in BY_RATIO and not (moves or anchored):
+    """Note that a loss differs only by its ratio, which is 1.
+
+    The old log-probabilities are computed when the step begins, also of stale or anchored rollouts.
+    """
+    moves = s.batch != s.mini or s.actor.ppo_epochs > 1 or s.correction.bypass_mode
+    weighted = s.loss == "vespo" and s.correction.rollout_is
+    if s.loss in BY_RATIO and not (moves or weighted):
         yield s.message(
             f"{LOSS} {A}.ppo_mini_batch_size",
             "with one optimizer step per batch the ratio is 1, where this loss has vanilla's "
@@ -352,6 +389,51 @@ def on_policy(s: Setup) -> Iterator[str]:
 
 LOSS_RULES: list[Check] = [
     lost_weights,
+    corrections,
+    Rule(
+        " ".join(CLIP),
+        lambda s: s.get(CLIP[0]) != 0.2 and None not in (s.get(CLIP[1]), s.get(CLIP[2])),
+        "verl reads the first key only where the others are null. Leave it out and set the others.",
+    ),
+    Rule(
+        f"{R}.top_k {R}.top_p {CORRECTION}",
+        lambda s: corrects(s) and (s.rollout.top_k > 0 or s.rollout.top_p < 1),
+        "the engine's log-probabilities are then of the tokens that are left, the actor's of all, "
+        f"and the correction takes one for the other. Set {R}.top_k=-1 {R}.top_p=1, or no "
+        "correction.",
+    ),
+    Rule(
+        f"{A}.policy_loss.dro_beta",
+        lambda s: s.loss == "dro" and not (s.get(f"{A}.policy_loss.dro_beta") or 0) > 0,
+        "this loss needs a number above 0. Set it.",
+    ),
+    Rule(
+        f"{KL_REWARD} algorithm.kl_penalty",
+        lambda s: s.algorithm.use_kl_in_reward and s.algorithm.kl_penalty not in ("kl", "k1"),
+        "in a reward only k1 has the gradient of the KL divergence (arXiv 2512.21852): near the "
+        "reference the others hardly pull towards it, or away. Set algorithm.kl_penalty=k1.",
+    ),
+    Rule(
+        f"{ADVANTAGE} {CORRECTION}.rollout_rs",
+        lambda s: s.advantage == "unlikeliness" and s.correction.rollout_rs,
+        "a rejected response would have the rank of the likeliest. Unset one.",
+    ),
+    Rule(
+        f"recipe.weights.name {CORRECTION}.rollout_rs",
+        lambda s: s.weights in TOKEN_MEAN and s.correction.rollout_rs,
+        "verl divides the loss by the rejected tokens too, which these weights do not count. Unset "
+        "one.",
+    ),
+    Rule(
+        f"{LOSS} {CORRECTION}.rollout_is_batch_normalize",
+        lambda s: (
+            s.loss == "vespo"
+            and s.correction.rollout_is
+            and s.correction.rollout_is_batch_normalize
+        ),
+        "the loss multiplies the weights of a response's tokens, so the mean would enter to the "
+        "power of its length. Set the second key to false.",
+    ),
     Rule(
         f"{LOSS} {CORRECTION}.rollout_is",
         lambda s: s.loss == "vespo" and s.correction.rollout_is == "sequence",

@@ -3,6 +3,7 @@
 Also those about attention, kernels, quantized rollouts and LoRA.
 """
 
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,9 @@ from recipe.config import verl
 from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
 from recipe.machine.memory import shards
+from recipe.machine.model_files import NO_LOGIT
 from recipe.machine.shapes import LAYERS
-from recipe.start.attention import ATTENTION, available, planned
+from recipe.start.attention import ATTENTION, PRECISION, available, planned
 from recipe.start.data import paths_of
 from recipe.start.rules import Check, Rule, Setup
 
@@ -345,10 +347,63 @@ LORA: list[Check] = [
     ),
 ]
 
+OVERRIDES = f"{MODEL}.override_config"
+DROPOUT = re.compile(r"(?!classifier|summary)\w*(?:dropout|pdrop|layerdrop)\w*")
+
+
+def overrides(s: Setup) -> Iterator[str]:
+    """`override_config` changes no logit: only the actor gets it, the engine and exports do not."""
+    for key in s.get(OVERRIDES) or {}:
+        if not (key in NO_LOGIT or DROPOUT.fullmatch(key)):
+            yield s.message(
+                f"{OVERRIDES}.{key}",
+                "the actor would be another model than the engine's. Save a copy of the model "
+                "folder with this in its config.json, and set recipe.model_path.",
+            )
+
+
+def dropout(s: Setup) -> Iterator[str]:
+    """No dropout: it is on in the update and off for old log-probabilities, so ratios are noise."""
+    for key, value in s.model_fields.items():
+        if DROPOUT.fullmatch(key) and isinstance(value, int | float) and value > 0:
+            yield (
+                f"recipe.model_path={s.recipe.model_path}: it has {key}={value}, on in the update "
+                f"alone, so its ratios would be noise. Set +{OVERRIDES}.{key}=0.0."
+            )
+
+
+def sixteen_bits(s: Setup) -> Iterator[str]:
+    """Note weights of 16 bits, whose last digit is more than most updates."""
+    dtype, optimizer = s.actor.fsdp_config.model_dtype, f"{A}.optim.override_optimizer_config"
+    rounded = (s.get(optimizer) or {}).get("bf16_stochastic_round")
+    if not (dtype in (None, "float32", "fp32") or rounded or s.model.lora_rank):
+        yield s.message(
+            f"{A}.fsdp_config.model_dtype {A}.optim.lr",
+            "most updates are less than the last digit of such a weight, and are lost. Set fp32.",
+        )
+
+
+HALF = Rule(
+    PRECISION.format("actor"),
+    lambda s: (
+        s.trainer.device == "cpu" and str(s.get(PRECISION.format("actor"))) in ("fp16", "float16")
+    ),
+    "on a CPU nothing scales the loss, so gradients underflow, and an infinite one makes all "
+    f"weights NaN. Set bfloat16 or float32, also as {R}.dtype.",
+)
 STRATEGY = Rule(
     f"{A}.strategy trainer.device",
     lambda s: s.actor.strategy == "fsdp" and s.config.trainer.device == "cpu",
     f"torch's FSDP cannot broadcast weights on a CPU. Set {A}.strategy=fsdp2.",
 )
 
-ENGINE: list[Check] = [STRATEGY, *FIXED, engine_length, token_limits, *SIZES]
+ENGINE: list[Check] = [
+    STRATEGY,
+    *FIXED,
+    overrides,
+    dropout,
+    HALF,
+    engine_length,
+    token_limits,
+    *SIZES,
+]

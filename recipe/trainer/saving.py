@@ -6,6 +6,7 @@ short, and is not repeated by the resumed run. If the step under way would end t
 (recipe/run/stop.py decides), or fails, the run ends without a save.
 """
 
+import math
 import threading
 import time
 from pathlib import Path
@@ -15,10 +16,13 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from prompt_aug.base.files import enter, read_json, write_json
+from recipe.errors import DivergedError
 from recipe.run import checkpoints, progress
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog
 from recipe.trainer.liveness import Liveness
+
+MOST_LOST = 5
 
 
 class SavingTrainer(PPOTrainer):
@@ -39,6 +43,7 @@ class SavingTrainer(PPOTrainer):
     """
 
     ending: StoppedError | None = None  # raised before the next step
+    lost_updates = 0  # steps in a row whose gradient is not finite
 
     def __init__(self, config: DictConfig) -> None:
         self.keep_last = config.trainer.get("max_actor_ckpt_to_keep")
@@ -115,6 +120,14 @@ class SavingTrainer(PPOTrainer):
     def end_step(self, metrics: dict[str, Any]) -> None:
         """Add the step to metrics.jsonl, and save if the run must end."""
         run_folder.append_metrics(self.run_dir, self.global_steps, metrics)
+        lost = not math.isfinite(metrics.get("actor/grad_norm", 0.0))
+        self.lost_updates = self.lost_updates + 1 if lost else 0
+        if self.lost_updates == MOST_LOST:
+            raise DivergedError(
+                f"actor/grad_norm is not finite in {MOST_LOST} steps in a row, and verl leaves out "
+                "such updates. Look at the rewards and advantages (recipe.save_rollouts_every=1), "
+                "lower the learning rate, or correct your own loss."
+            )
         if self.global_steps == self.total_training_steps:
             return
         if reason := self.limit.after_step():

@@ -4,6 +4,7 @@ Samples over real HTTP from a scripted server: bodies, retries, refusals, limits
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,15 +18,17 @@ from scripted_endpoint import Reply, ScriptedEndpoint, chat, serving
 from tiny_model import save_tiny
 from transformers import AutoTokenizer
 
-from eval.ask.checkpoints import Checkpoint
+from eval.ask.benchmarks import LoadedBenchmark
+from eval.ask.checkpoints import Checkpoint, from_model
 from eval.ask.endpoint import RemoteEngine, connect
 from eval.ask.engine import Engine, Request, precision, request_seed
-from eval.ask.questions import signature
+from eval.ask.questions import Questions, signature
 from eval.ask.session import Session, reference_log_probabilities
 from eval.ask.settings import Settings
 from eval.sweep import main
 from prompt_aug.base.errors import UsageError, UserError
 from prompt_aug.base.files import read_json, read_lines, write_json
+from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.endpoint.client import Endpoint
 from prompt_aug.questions import make_question, write_parquet
@@ -42,6 +45,37 @@ def test_precision_on_a_cpu_is_that_of_the_weights_if_it_multiplies_them(
     monkeypatch.setattr("eval.ask.engine.multiplies_bfloat16", lambda: multiplies)
     write_json(tmp_path / "config.json", {"dtype": "bfloat16"})
     assert precision(str(tmp_path), Settings(dtype=dtype)) == computed
+
+
+def test_a_hub_id_has_the_precision_of_its_weights_and_its_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("eval.ask.engine.gpus_here", lambda: 0)
+    monkeypatch.setattr("prompt_aug.base.tokenizers._is_local", lambda _: True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for commit, dtype in (("a" * 40, "float32"), ("b" * 40, "bfloat16")):  # the second is pushed
+        (tmp_path / "models--me--model" / "refs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models--me--model" / "refs" / "main").write_text(commit)
+        files = tmp_path / "models--me--model" / "snapshots" / commit
+        write_json(files / "config.json", {"torch_dtype": dtype})
+        assert from_model("me/model").identity == {"model": "me/model", "commit": commit}
+        monkeypatch.setattr("eval.ask.engine.multiplies_bfloat16", lambda: True)
+        assert precision("me/model", Settings()) == dtype
+
+
+def test_yarn_multiplies_the_context(tmp_path: Path) -> None:
+    start, own = Path("examples/toy/start"), {"files": "x"}
+    model = str(shutil.copytree(start, tmp_path / "model"))
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = read_json(start / "config.json") | {"max_position_embeddings": 1024}
+    questions = [make_question(text="1 + 1?", answers=["2"], source="s")]
+    given = {"size": 1, "samples": 1, "sha256": "0"}
+    benchmark = LoadedBenchmark(name="one", path="p", questions=tuple(questions), **given)
+    for scaling, context in (({}, 1024), ({"rope_scaling": rope}, 4096)):
+        write_json(tmp_path / "model" / "config.json", config | scaling)
+        asked = Questions(Settings(max_tokens=5000), [benchmark])
+        asked.fit(Checkpoint(step=None, model=model, identity=own), load_tokenizer(model))
+        assert asked.context == context
 
 
 @pytest.mark.config  # imports vllm

@@ -227,6 +227,34 @@ def test_a_lost_completion_is_an_error(run: Runner, make_benchmark: MakeBenchmar
         run(Lossy(right), make_benchmark())
 
 
+def test_another_system_prompt_is_another_benchmark(
+    run: Runner, make_benchmark: MakeBenchmark
+) -> None:
+    """A uid is of text and answers alone."""
+    plain, digests = make_benchmark(), []
+    for system in (None, "Be brief.", "Answer 77."):
+        asked = [dataclasses.replace(q, earlier=turns_before(system)) for q in plain.questions]
+        engine = FakeEngine(right)
+        benchmark = dataclasses.replace(plain, questions=tuple(asked))
+        digests.append(run(engine, benchmark)["benchmarks"]["toy"]["settings"]["sha256"])
+        assert len(engine.requests) == len(asked)
+    assert digests[0] == plain.sha256 and len(set(digests)) == 3
+
+
+def turns_before(system: str | None) -> Any:
+    return () if system is None else (("system", system),)
+
+
+def test_samples_of_two_engines_in_one_score_are_noted(
+    run: Runner, make_benchmark: MakeBenchmark, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for samples, version, noted in ((1, "0.28", 0), (2, "0.28", 0), (4, "0.31", 2)):
+        engine = FakeEngine(right)
+        engine.facts = lambda version=version: {"vllm": version}  # type: ignore
+        run(engine, make_benchmark(samples=samples))
+        assert capsys.readouterr().out.count("of another engine (vllm: '0.28' -> ") == noted
+
+
 OWN = {"toy": "own_verifiers.even"}
 
 

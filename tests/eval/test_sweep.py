@@ -284,7 +284,8 @@ def test_a_manifest_may_name_weights_elsewhere(tmp_path: Path) -> None:
         write_json(tmp_path / "run" / "hf" / f"step_{step}" / "manifest.json", record)
     result = find(tmp_path / "run")
     assert [Path(checkpoint.model) for checkpoint in result[:2]] == [model, model]
-    assert result[2].identity == {"model": "some/model"}  # a hub id has no files to verify
+    # A hub id has no files to verify.
+    assert result[2].identity == {"model": "some/model", "commit": None}
     for checkpoint in result:
         verify(checkpoint)
 

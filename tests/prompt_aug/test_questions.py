@@ -146,6 +146,7 @@ def test_foreign_rows(tmp_path: Path) -> None:
         ({"target": ["0"]}, "0"),
         ({"target": "0", "unit": None, "more": [], "note": " "}, "0"),
         ({"a": {"b": 3.0}}, "3"),
+        ({"a": 6.02e23}, "602" + 21 * "0"),  # not int(6.02e23), 601999999999999995805696
         ({"target": ["0", "1"]}, None),
         ({"value": "3", "unit": "cm"}, None),
     ],

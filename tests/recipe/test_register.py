@@ -60,4 +60,5 @@ def test_the_grader_is_verls_reward_function() -> None:
     )
     assert right == {"score": 1.0, "acc": 1.0, "pred": "0.5"}
     assert (wrong["score"], echo["score"]) == (0.0, 0.0)
-    assert recipe.register.compute_score("s", "\\boxed{2}", ["1", "2"])["score"] == 1.0
+    for gold in (["1", "2"], {"target": ["2"]}, 2.0):
+        assert recipe.register.compute_score("s", "\\boxed{2}", gold)["score"] == 1.0

@@ -103,11 +103,12 @@ def test_near_duplicates_are_all_found(texts: list[str], limit: float) -> None:
         ("There are seven pens.", None),
         ("All real numbers except 3 are in it", None),
         ("See the proof below.", None),
+        *((text, None) for text in ("proof", "notfound", "Not found.", "N/A", "unknown", "?", "-")),
         *((text, None) for text in ('{"value": "3", "unit": "cm"}', "{'target': ['0']}", '["0"]')),
         # graded right already, and short texts
         *((text, text) for text in ("The answer is 13.", "So 5 + 8. #### 13")),
         *((text, text) for text in ("3 hours 20 minutes", "Paris", "Tuesday, May 5", "x = 5")),
-        *((text, text) for text in ("all real numbers", "5 million", "Type 2", "no solution")),
+        *((text, text) for text in ("all real numbers", "5 million", "Type 2", "no solution", "∅")),
         ("2 hours, 5 minutes and 3 seconds", "2 hours, 5 minutes and 3 seconds"),
         ("[0, 1]", "[0, 1]"),
         ("\\frac{4A}{3+3i}e^{it}", "\\frac{4A}{3+3i}e^{it}"),

@@ -210,7 +210,6 @@ VERL = {
     "reinforce_plus_plus": {"gamma": 0.5},
     "reinforce_plus_plus_baseline": {},
     "gdpo": {"gdpo_reward_weights": [1.0, 2.0]},
-    "gpg": {},
 }
 
 

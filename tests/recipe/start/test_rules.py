@@ -22,7 +22,7 @@ from recipe.machine.shapes import LAYERS
 from recipe.run.folder import RunFolder
 from recipe.start import attention, checks, functions
 from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, on_policy, uncorrected
-from recipe.start.engine import ENGINE, adapted
+from recipe.start.engine import ENGINE, adapted, sixteen_bits
 from recipe.start.functions import NAMES
 from recipe.start.resume import same_run
 from recipe.start.rules import Check, Setup, messages
@@ -42,6 +42,7 @@ TA = "recipe.advantage.name=ta_grpo recipe.rephrasings.count=3"
 STAR = "recipe.advantage.name=ta_grpo_star recipe.rephrasings.count=3"
 FILTER = "algorithm.filter_groups.enable=true"
 WEIGHTS = "recipe.weights.name=clip_cov"
+RS = "{C}.rollout_rs=token_k1 {C}.rollout_rs_threshold=0.5_2.0"
 WITHOUT_BOUNDS = "{A}.clip_ratio_low=null {A}.clip_ratio_high=null"
 
 
@@ -104,6 +105,28 @@ REFUSED = [
     (f"{GAE} critic.enable=true algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
     (f"{FILTER} recipe.history.enable=true", "recipe.history.enable algorithm.filter_groups"),
     ("recipe.keep_best=val/t/accuracy trainer.test_freq=-1", "recipe.keep_best trainer.test_freq"),
+    ("{A}.clip_ratio=0.4", "{A}.clip_ratio=0.4 {A}.clip_ratio_low=0.2"),
+    *(
+        (f"{{C}}.rollout_is=token {cut}", f"{cut} {{C}}")
+        for cut in ("{R}.top_k=2", "{R}.top_p=0.9")
+    ),
+    ("{C}.bypass_mode=true {R}.top_p=0.9", "{R}.top_p=0.9 {C}"),
+    ("{C}.rollout_is=token {C}.rollout_is_threshold=null", "{C}.rollout_is=token threshold=null"),
+    *(
+        (f"{{C}}.{key}={value} {more}", f"{{C}}.{key}={value}")
+        for key, value, more in (
+            ("rollout_is_threshold", "5.0_0.5", "{C}.rollout_is=token"),
+            ("rollout_rs", "token_k1", ""),
+            ("rollout_rs", "geometric", "{C}.rollout_rs_threshold=2"),
+            ("rollout_rs_threshold", "0.5_5.0", "{C}.rollout_rs=token_k2"),
+        )
+    ),
+    ("{LOSS}=dro", "{A}.policy_loss.dro_beta=null"),
+    ("algorithm.use_kl_in_reward=true algorithm.kl_penalty=k3", "algorithm.kl_penalty=k3 k1"),
+    ("recipe.advantage.name=verl:gpg", "recipe.advantage.name=verl:gpg"),
+    (f"recipe.advantage.name=unlikeliness {RS}", "recipe.advantage.name=unlikeliness {C}"),
+    (f"recipe.weights.name=high_entropy {RS}", "recipe.weights.name=high_entropy {C}"),
+    ("{LOSS}=vespo {C}.rollout_is=token {C}.rollout_is_batch_normalize=true", "batch_normalize"),
 ]
 ALLOWED_ALGORITHM = [
     "",
@@ -120,6 +143,9 @@ ALLOWED_ALGORITHM = [
     NONE,
     VERIFIER,
     f"{{LOSS}}=dppo_tv {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}",
+    "{LOSS}=dro {A}.policy_loss.dro_beta=1.0",
+    f"{RS} {{C}}.rollout_is=token",
+    "{R}.top_p=0.9",  # nothing compares the engine's probabilities
     STAR,  # the corner: anchored ratio, normalized per rephrasing
     f"{TA} recipe.rephrasings.ratio=own {{C}}.rollout_is=token",
     f"{TA} recipe.weights.name=clip_cov {{LOSS}}={min(set(HOMOGENEOUS) - OWN_CLASS)} {SEQUENCE}",
@@ -139,6 +165,8 @@ TWO_GPUS = "trainer.n_gpus_per_node=2 {A}.use_kl_loss=true {A}.ppo_micro_batch_s
 TWO_GPUS += " {R}.log_prob_micro_batch_size_per_gpu=64 {REF}.log_prob_micro_batch_size_per_gpu=128"
 ATTENTION = "{MODEL}.override_config.attn_implementation"
 SOFT_CAP = "{MODEL}.override_config.attn_logit_softcapping"
+PRODUCTS = "{A}.fsdp_config.mixed_precision.param_dtype"
+ROUNDED = "{A}.optim.override_optimizer_config={{bf16_stochastic_round:true}}"
 OWN_LOOP = "{R}.agent.default_agent_loop=mine {R}.agent.agent_loop_config_path=loops.yaml"
 
 REFUSED += [  # found by a call on a trial batch
@@ -197,6 +225,9 @@ REFUSED += [  # verl and its engines
     (f"{ATTENTION}=torch_varlen", "attn_implementation trainer.device=cpu"),
     ("recipe.run_dir='~/runs/x'", "recipe.run_dir=~/runs/x $HOME"),
     (f"{SOFT_CAP}=50", f"{ATTENTION}=sdpa attn_logit_softcapping=50"),
+    ("{MODEL}.override_config.rope_theta=50000", "{MODEL}.override_config.rope_theta engine"),
+    ("{MODEL}.override_config.attention_dropout=0.1", "attention_dropout=0.1 ratios"),
+    (f"{PRODUCTS}=float16", f"{PRODUCTS}=float16"),
     ("data.mm_processor_kwargs={{size:3}}", "data.mm_processor_kwargs"),  # no key of verl's yaml
     (f"{PCL} critic.checkpoint.save_contents=[model]", "critic.checkpoint.save_contents optimizer"),
 ]
@@ -205,7 +236,7 @@ ALLOWED_ENGINE = [
     "{R}.max_model_len=240",
     f"{TWO_GPUS} {REF_ULYSSES} {{A}}.use_kl_loss=false",  # no reference model
     f"{ATTENTION}=flex_attention",
-    f"{SOFT_CAP}=50 {ATTENTION}=eager",
+    "{MODEL}.override_config.attention_dropout=0.0",
     f"{ATTENTION}=null",
     "{R}.val_kwargs.n=8 {R}.val_kwargs.temperature=1",
     "{R}.max_model_len=161 recipe.rollout.joint_limit=true",
@@ -286,13 +317,28 @@ def test_stale_rollouts_without_a_correction_are_noted(toy: Any, changes: str, n
         ("{LOSS}=gspo {A}.ppo_mini_batch_size=16", 1),
         ("{LOSS}=vanilla {A}.ppo_mini_batch_size=16", 0),
         ("{LOSS}=vespo {A}.ppo_mini_batch_size=16 {C}.rollout_is=token", 0),
-        (f"{{LOSS}}=gspo {{A}}.ppo_mini_batch_size=16 {TA}", 0),  # the ratio is anchored
+        ("{LOSS}=gspo {A}.ppo_mini_batch_size=16 {C}.bypass_mode=true", 0),
+        # The old log-probabilities are of the step's start, under the same prompt.
+        (f"{{LOSS}}=gspo {{A}}.ppo_mini_batch_size=16 {TA}", 1),
+        ("{LOSS}=gspo {A}.ppo_mini_batch_size=16 {C}.rollout_is=token", 1),
     ],
 )
 def test_losses_that_differ_by_their_ratio_alone_are_noted(
     toy: Any, changes: str, notes: int
 ) -> None:
     assert len(errors(toy, changes, [on_policy])) == notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ("", 0),
+        ("{A}.fsdp_config.model_dtype=bf16", 1),
+        (f"{{A}}.fsdp_config.model_dtype=bf16 {ROUNDED}", 0),
+    ],
+)
+def test_weights_of_16_bits_are_noted(toy: Any, changes: str, notes: int) -> None:
+    assert len(errors(toy, changes, [sixteen_bits])) == notes
 
 
 OWN = """
@@ -338,6 +384,8 @@ def of_mask(loss):
 POLICY_LOSS_REGISTRY["selects"] = of_mask(lambda x, mask, w: x.clamp_(-1)[mask])
 POLICY_LOSS_REGISTRY["weighted"] = of_mask(lambda x, mask, w: x * w)
 POLICY_LOSS_REGISTRY["elsewhere"] = of_mask(lambda x, mask, w: x.to("cuda"))
+POLICY_LOSS_REGISTRY["constant"] = of_mask(lambda x, mask, w: x.detach())
+POLICY_LOSS_REGISTRY["steep"] = of_mask(lambda x, mask, w: (x + 0.5).abs().sqrt())
 POLICY_LOSS_REGISTRY["rows"] = lambda log_prob, **rest: (log_prob.mean(), {"kl": log_prob})
 """
 ESTIMATOR = "from verl.trainer.ppo import core_algos\ncore_algos.register_adv_est('mine')({})\n"
@@ -392,6 +440,8 @@ LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
         (f"{LOSS}.Mine {{LOSS}}=named", "argument 'old_log_prob'"),
         (f"{LOSS}.Mine {{LOSS}}=alone", "iteration over a 0-d tensor"),
         (f"{LOSS}.Mine {{LOSS}}=rows", "is not one number"),
+        (f"{LOSS}.Mine {{LOSS}}=constant", "has no gradient"),
+        (f"{LOSS}.Mine {{LOSS}}=steep", "NaN or infinite"),
         (f"{LOSS}.Mine {{LOSS}}=selects", None),
         (f"{LOSS}.Mine {{LOSS}}=weighted {{C}}.rollout_is=token", None),
         (f"{LOSS}.Mine {{LOSS}}=elsewhere", None),  # noted: it may need other processes

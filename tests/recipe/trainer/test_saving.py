@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from prompt_aug.base.files import read_json
+from recipe.errors import DivergedError
 from recipe.run import checkpoints
 from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, StopRequest, Watchdog
@@ -172,6 +173,14 @@ def test_a_signal_saves_the_step_under_way_and_ends_before_the_next(
         with pytest.raises(StoppedError, match="a signal"):
             trainer.finish()
         assert trainer.fetched == 1
+
+
+def test_five_steps_in_a_row_without_an_update_end_the_run(tmp_path: Path) -> None:
+    trainer, bad = Trainer(tmp_path, step=3), {"actor/grad_norm": float("nan")}
+    for metrics in [bad] * 4 + [{"actor/grad_norm": 0.0}, {}] + [bad] * 4:
+        trainer.end_step(metrics)
+    with pytest.raises(DivergedError, match="5 steps"):
+        trainer.end_step(bad)
 
 
 def test_a_step_that_would_end_too_late_is_not_saved(tmp_path: Path) -> None:
