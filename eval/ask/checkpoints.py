@@ -93,7 +93,7 @@ def from_manifest(folder: Path, step: int) -> Checkpoint:
     if elsewhere and not model.exists() and not Path(elsewhere).is_absolute():
         return Checkpoint(step=step, model=elsewhere, identity=_of_hub(elsewhere))
     own: dict[str, Any] = {"run": folder.parent.parent, "accepted": manifest.accepted}
-    return Checkpoint(step=step, model=str(model), identity=_identity(files), files=files, **own)
+    return Checkpoint(step=step, model=str(model), identity=identity_of(files), files=files, **own)
 
 
 def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
@@ -103,7 +103,7 @@ def has_changed(folder: Path, identity: Mapping[str, Any]) -> bool:
     """
     path = folder / MANIFEST
     files = read_typed(path, Manifest, UserError).files if path.is_file() else {}
-    return bool(files) and _identity(files) != identity
+    return bool(files) and identity_of(files) != identity
 
 
 def from_model(model: str) -> Checkpoint:
@@ -117,7 +117,7 @@ def from_model(model: str) -> Checkpoint:
         raise UserError(f"--model={model}: {why}. Copy or download the whole folder.")
     with Progress(f"digest of {folder.name}"):
         files = {path.name: sha256(path) for path in model_files.loaded(folder)}
-    own: dict[str, Any] = {"model": model, "identity": _identity(files), "files": files}
+    own: dict[str, Any] = {"model": model, "identity": identity_of(files), "files": files}
     run = folder.resolve().parent.parent
     if (folder / MANIFEST).is_file() and RunFolder(run).config.is_file():  # an export
         accepted = read_typed(folder / MANIFEST, Manifest, UserError).accepted
@@ -159,6 +159,6 @@ def _of_hub(model: str) -> dict[str, Any]:
     return {"model": model, "commit": commit_of(model)}
 
 
-def _identity(files: Mapping[str, str]) -> dict[str, Any]:
+def identity_of(files: Mapping[str, str]) -> dict[str, Any]:
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(files.items()))
     return {"files": hashlib.sha256(lines.encode()).hexdigest()}

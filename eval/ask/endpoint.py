@@ -8,16 +8,19 @@ the seed.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.ask.checkpoints import Checkpoint
+from eval.ask.checkpoints import Checkpoint, identity_of
 from eval.ask.engine import Request, TokenIds, request_seed
 from eval.ask.settings import Settings
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import sha256
 from prompt_aug.base.tokenizers import load_tokenizer
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 from prompt_aug.turns import end_of_turn
 from recipe.config.evaluation import SAMPLING
+from recipe.machine.model_files import TOKENIZER
 
 if TYPE_CHECKING:  # its import takes a second
     from prompt_aug.endpoint.client import Channel, Endpoint
@@ -51,6 +54,9 @@ class Server:
         if owner not in NAMES:
             beyond = ", ".join(name for name in SAMPLING if name not in STANDARD)
             print(f"note: {url}: {beyond}: where they are not set, the server's own values apply")
+        folder = Path(named["tokenizer"])  # whose chat template may change
+        files = {n: sha256(folder / n) for n in TOKENIZER if (folder / n).is_file()}
+        named |= identity_of(files) if files else {}
         # vLLM states the folder or hub id of its model, which stays when a server moves.
         identity = {"endpoint": root if owner == VLLM and root else url, **named}
         positions = listed.get("max_model_len")

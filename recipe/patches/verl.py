@@ -105,9 +105,12 @@ def rates_above_zero(module: ModuleType) -> None:
         return used
 
     def load(wrapped: Any, engine: Any, args: Any, kwargs: Any) -> None:
-        schedule, names = engine.lr_scheduler, {"initial_lr", "betas", "weight_decay"}
-        groups = engine.optimizer.param_groups if schedule else []
-        own = [{name: group[name] for name in names & group.keys()} for group in groups]
+        schedule, own = engine.lr_scheduler, []
+        if schedule:
+            # All but amsgrad, which needs a state that the checkpoint may lack.
+            names = {"initial_lr", *engine.optimizer.defaults} - {"lr", "amsgrad"}
+            groups = engine.optimizer.param_groups
+            own = [{name: group[name] for name in names & group.keys()} for group in groups]
         wrapped(*args, **kwargs)
         if schedule:
             for group, settings in zip(engine.optimizer.param_groups, own, strict=True):

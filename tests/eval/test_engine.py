@@ -271,6 +271,16 @@ def engine_at(
     return server.engine_for(checkpoint, "", 10, [])
 
 
+def test_another_chat_template_of_the_tokenizer_is_another_model(tmp_path: Path) -> None:
+    qwen_base().save_pretrained(tmp_path)
+    with server_of(echo) as endpoint:
+        server, seen = connect(endpoint.url, 4, Budget(), AT_SERVER), []
+        for template in ("{{ messages }}", "{{ messages }}", "{{ messages[0] }}"):
+            (tmp_path / "chat_template.jinja").write_text(template)
+            seen.append(server.checkpoint("tiny", str(tmp_path)).identity)
+    assert seen[0] == seen[1] != seen[2]
+
+
 def test_a_request_has_all_settings_and_the_seed_of_the_engine() -> None:
     budget = Budget()
     with server_of(echo) as endpoint:

@@ -164,7 +164,7 @@ def scheduled(settings: dict[str, Any], steps: int, build: Any, kind: Any = FSDP
     engine.rank, engine._is_offload_param, engine._is_offload_optimizer = 1, False, False
     weights = [torch.nn.Parameter(torch.zeros(1))]
     given = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
-    engine.optimizer = torch.optim.AdamW(weights, **given)
+    engine.optimizer = torch.optim.AdamW(weights, **given, **config.override_optimizer_config or {})
     engine.lr_scheduler = build(engine, engine.optimizer)
     return engine
 
@@ -236,9 +236,11 @@ def test_a_run_from_anothers_checkpoint_has_its_own_settings(
     before = scheduled({"lr_warmup_steps": 4}, 9, OURS)
     trained(before, 1)
     own = {"lr": RATE / 2, "betas": (0.5, 0.6), "weight_decay": 0.3}
+    own["override_optimizer_config"] = {"eps": 1e-5, "amsgrad": True}
     after = resumed(scheduled(own | COSINE, 3, OURS), states(before), monkeypatch)
     (group,) = after.optimizer.param_groups
-    assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.3)
+    assert (group["betas"], group["weight_decay"], group["eps"]) == ((0.5, 0.6), 0.3, 1e-5)
+    assert not group["amsgrad"]  # the checkpoint has no state for it
     # Its second step: half of the rate x (1 + cos(pi / 3)) / 2.
     assert trained(after, 2) == [pytest.approx((x, x)) for x in (0.375, 0.125)]
 
