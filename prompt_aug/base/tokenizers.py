@@ -81,11 +81,17 @@ def commit_of(model: str) -> str | None:
     return extract_commit_hash(_file(model, "config.json"), None)
 
 
-def _file(model: str, name: str) -> str | None:
+def folder_of(model: str) -> Path | None:
+    """Return the folder of a model; of a hub id, that in the cache. None if there is none."""
+    path = _file(model, "config.json", cached=True)
+    return Path(path).parent if path else None
+
+
+def _file(model: str, name: str, *, cached: bool = False) -> str | None:
     from transformers.utils.hub import cached_file
 
     with contextlib.suppress(OSError):  # no such file or model
-        return cached_file(model, name, local_files_only=_is_local(model))
+        return cached_file(model, name, local_files_only=cached or _is_local(model))
     return None
 
 

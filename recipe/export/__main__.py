@@ -5,7 +5,8 @@ temporary folder, which is verified against the shards and renamed; manifest.jso
 step is done when its manifest exists, so after a kill the same command finishes the export. Step 0
 is the start model: its manifest names the model, and nothing is copied. With LoRA the adapter is
 added to the weights, and also written to adapter/, in PEFT's layout. A run may be exported while it
-trains. Tokenizer and configuration must load as those of the start model did when the run began.
+trains. Tokenizer and configuration must load as those of the start model did when the run began,
+and its own files replace them, because transformers 4 cannot read those of transformers 5.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from recipe.run import checkpoints
 from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, recorded_model, select
 
 DTYPES = ("float32", "bfloat16")
+MODEL = "actor_rollout_ref.model.path"
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
 FULL = re.compile("|".join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT))))
 KEPT = "the steps exported so far stay; the same command continues with the rest"
@@ -135,11 +137,11 @@ def _beside(target: Path) -> Path:
 
 def export_start(run: Path, config: dict[str, Any], accept: Sequence[str]) -> None:
     """Write step 0: a manifest that names the start model, by absolute path or hub id."""
-    name = select(config, "actor_rollout_ref.model.path")
+    name = select(config, MODEL)
     if not isinstance(name, str) or not name:
-        raise ExportError("config.yaml does not say actor_rollout_ref.model.path, the start model")
+        raise ExportError(f"config.yaml does not say {MODEL}, the start model")
     folder = Path(name).expanduser()
-    manifest: dict[str, Any] = {"step": 0, "source": "actor_rollout_ref.model.path"}
+    manifest: dict[str, Any] = {"step": 0, "source": MODEL}
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ExportError(f"{folder} is not a Hugging Face model: config.json is missing")
@@ -186,6 +188,8 @@ def export_step(
         parameters = convert(source, beside, dtype, world_size, lora)
         if start and model_files.GENERATION not in accept:
             model_files.write_generation(beside, start)
+        if start:
+            model_files.restore(beside, start, str(select(config, MODEL)), dtype)
         written = [path for path in beside.rglob("*") if path.is_file()]
         sync(written)  # a manifest must not outlive the files that it vouches for
         manifest = {

@@ -99,5 +99,7 @@ def merge(source: Path, target: Path, dtype: torch.dtype, lora: Lora | None) -> 
     stated.pop("torch_dtype", None)
     stated["dtype"] = str(dtype).removeprefix("torch.")
     write_json(target / "config.json", stated)
+    for path in target.rglob("*.safetensors"):  # written with mode 0600
+        path.chmod((target / "config.json").stat().st_mode)
     model_files.write_generation(target, here)
     return merger.get_transformers_auto_model_class()

@@ -5,14 +5,17 @@ Export and sweep compare what loads of a checkpoint with what loaded of the run'
 """
 
 import json
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import read_json, write_json
-from prompt_aug.base.tokenizers import as_list, load_tokenizer, model_json
+from prompt_aug.base.files import read_json, read_text, write_json, write_text
+from prompt_aug.base.tokenizers import as_list, folder_of, load_tokenizer, model_json
 from prompt_aug.turns import control_tokens, end_of_turn
 from prompt_aug.typed import read_record
 
@@ -25,10 +28,16 @@ TYPES = {  # of model.json
     **{"config": dict[str, Any], "overrides": list[str], "ends": list[int]},
     **{"generation_config": dict[str, Any] | None, **dict.fromkeys(TOKENIZER, str)},
 }
+TOKENIZERS = (  # all files that a tokenizer may be loaded from
+    *TOKENIZER, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "vocab.txt", "*.model", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+DTYPE_KEYS = ("dtype", "torch_dtype")
+DRAFTS = {"num_nextn_predict_layers", "mtp_num_hidden_layers"}  # layers that verl does not train
 NO_LOGIT = {  # fields of config.json that change no logit; verl sets the last ones
-    "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
-    "attn_implementation", "num_nextn_predict_layers", "mtp_num_hidden_layers", *IDS,
+    "_name_or_path", "transformers_version", *DTYPE_KEYS, "use_cache",
+    "attn_implementation", *DRAFTS, *IDS,
 }  # fmt: skip
 PROBE = "What is $\\frac{1}{2}$?\n\n\\boxed{3.5}.  It's\t1234567 e\u0301 É ﬁ½ 数 <b>"
 LOADED = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
@@ -140,7 +149,8 @@ def computation(config: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         known = config.get("model_type") in CONFIG_MAPPING
-        return kept(AutoConfig.for_model(**config).to_dict() if known else config)
+        # A copy: transformers writes into rope_scaling.
+        return kept(AutoConfig.for_model(**deepcopy(dict(config))).to_dict() if known else config)
     except Exception as error:  # of transformers' many
         raise ModelFileError(f"config.json: {' '.join(str(error).split())[:200]}") from error
 
@@ -177,3 +187,61 @@ def write_generation(target: Path, start: Mapping[str, Any]) -> None:
     own = {key: config[key] for key in IDS if key in config} if own is None else own
     ends = dict.fromkeys([*as_list(own.get("eos_token_id")), *start["ends"]])  # its own come first
     write_json(target / GENERATION, {**own, "eos_token_id": [*ends]})
+
+
+def restore(target: Path, start: Mapping[str, Any], model: str, dtype: str) -> None:
+    """Replace an export's config.json and tokenizer by files that transformers 4 loads as well.
+
+    It reads another rope_theta in what transformers 5 saves, and rejects its tokenizers. The start
+    model's own files are used while they are there. Files are kept if others load differently.
+    """
+    before = describe(str(target))
+    for source in filter(None, (folder_of(model), target)):
+        with tempfile.TemporaryDirectory(dir=target) as name:
+            trial = Path(name)
+            try:
+                write_json(trial / "config.json", _config(target, start, dtype))
+                shutil.copyfile(target / GENERATION, trial / GENERATION)
+                _copy_tokenizer(source, trial)
+                compare(name, before, ())
+            except (UserError, OSError):  # OSError: files of another user
+                continue
+            for path in _tokenizer_files(target):
+                path.unlink()
+            _copy_tokenizer(trial, target)
+            shutil.copyfile(trial / "config.json", target / "config.json")
+            return
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [path for name in TOKENIZERS for path in folder.glob(name)]
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy a tokenizer's files; names that transformers 5 introduced become those of 4."""
+    for path in _tokenizer_files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+        if path.name == "tokenizer_config.json":
+            text = read_text(path).replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
+            write_text(
+                copy, text.replace('"extra_special_tokens": [', '"additional_special_tokens": [')
+            )
+
+
+def _config(target: Path, start: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Return the start model's config.json with `dtype`; that of `target` if it loads differently.
+
+    Adds the fields in which transformers 4 reads rope_parameters.
+    """
+    config, own = read_json(target / "config.json"), start["config"]
+    drafts = DRAFTS & {*own, *(own.get("text_config") or ())}
+    if not drafts and computation(own) == computation(config):
+        config = {**own, **dict.fromkeys({*DTYPE_KEYS} & {*own} or {"torch_dtype"}, dtype)}
+    rope = config.get("rope_parameters") or {}
+    old = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if rope.get(k)}
+    if old and rope.get("rope_type") != "default":
+        old["rope_scaling"] = {k: v for k, v in rope.items() if k not in old}
+    old |= config
+    return old if computation(old) == computation(config) else config

@@ -285,6 +285,12 @@ MACHINE += [
     ),
     Rule(
         "trainer.logger",
+        lambda s: "file" in s.trainer.logger,
+        "each start overwrites its file, also when a run resumes. Remove it: metrics.jsonl of the "
+        "run has a line for each step.",
+    ),
+    Rule(
+        "trainer.logger",
         lacks_wandb_key,
         "there is no key for wandb. Run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline to "
         "send the run later.",

@@ -7,6 +7,7 @@ short, and is not repeated by the resumed run. If the step under way would end t
 """
 
 import math
+import os
 import threading
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ class SavingTrainer(PPOTrainer):
     Overrides of verl:
       __init__            disables verl's retention, which deletes before the next one is complete
       _load_checkpoint    reports a stage of the start; reads our state; cuts metrics.jsonl
+                          and hides later steps from TensorBoard
       on_init_end         reports the next stage; starts the watchdog
       on_train_begin      reports the last stage, from which on a signal lets the trainer save
       step                measures the time of a step; ends the run before it, if it must end
@@ -65,6 +67,11 @@ class SavingTrainer(PPOTrainer):
             self.load_own_state(read_json(folder / checkpoints.STATE))
         # Steps after the checkpoint are trained again and would appear twice.
         run_folder.truncate_metrics(self.run_dir, last_step=self.global_steps)
+        if "tensorboard" in self.config.trainer.logger:
+            from torch.utils.tensorboard import SummaryWriter  # may be missing
+
+            again = self.global_steps and self.global_steps + 1  # 0 is the first validation's
+            SummaryWriter(os.environ["TENSORBOARD_DIR"], purge_step=again).close()
         self._delete_surplus()  # a kill after the last save may have left some
 
     def on_init_end(self) -> None:

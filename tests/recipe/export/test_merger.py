@@ -12,7 +12,7 @@ import yaml
 from peft import PeftModel
 from saved_checkpoint import save_checkpoint
 from tiny_model import ALPHA, RANK, logits, save_tokenizer, tuned, untrained
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eval.ask.checkpoints import find, from_model
 from eval.ask.checkpoints import verify as sweep_verify
@@ -132,6 +132,66 @@ def test_an_export_ends_a_turn_as_the_start_model(
         sweep_verify(checkpoint)
 
 
+@pytest.fixture
+def of_hub(started: Path) -> Path:
+    """The start model of `started` with files as transformers 4 wrote them."""
+    start = started.parent / "start"
+    config = json.loads((start / "config.json").read_text())
+    del config["rope_parameters"], config["dtype"]
+    old = {"torch_dtype": "bfloat16", "rope_theta": 5e5, "rope_scaling": ROPE}
+    (start / "config.json").write_text(json.dumps(config | old))
+    template = (start / "chat_template.jinja").read_text()
+    (start / "chat_template.jinja").unlink()
+    tokenizer = {"eos_token": "<|im_end|>", "additional_special_tokens": [BEGIN]}
+    (start / TOKENIZER).write_text(json.dumps({**tokenizer, "chat_template": template}))
+    (start / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
+    saved = started / "checkpoints/global_step_1/actor/huggingface"
+    AutoConfig.from_pretrained(start).save_pretrained(saved)
+    load_tokenizer(str(start)).save_pretrained(saved)
+    return start
+
+
+TOKENIZER, BEGIN = "tokenizer_config.json", "<|im_start|>"
+ROPE = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize("case", ["same", "gone", "another tokenizer", "override", "accepted"])
+def test_an_export_has_the_files_of_the_start_model_that_load_alike(
+    started: Path, of_hub: Path, case: str
+) -> None:
+    """In transformers 4, files of transformers 5 load otherwise or not at all."""
+    saved, config = started / "checkpoints/global_step_1/actor/huggingface", started / "config.yaml"
+    if case == "override":
+        section = yaml.safe_load(config.read_text())
+        section["actor_rollout_ref"]["model"]["override_config"] = {"rms_norm_eps": 0.5}
+        config.write_text(yaml.safe_dump(section))
+    if case in ("override", "accepted"):
+        content = json.loads((saved / "config.json").read_text()) | {"rms_norm_eps": 0.5}
+        (saved / "config.json").write_text(json.dumps(content))
+    record_model(started)
+    own = {p.name: p.read_bytes() for p in of_hub.glob("*token*")}
+    before = json.loads((of_hub / "config.json").read_text())
+    if case == "another tokenizer":  # than when the run began
+        (of_hub / TOKENIZER).write_text('{"eos_token": "A"}')
+    if case == "gone":
+        of_hub.rename(of_hub.with_name("moved"))
+    accept = ["--accept", "config.json"] if case == "accepted" else []
+    assert main([str(started), "--steps", "1", *accept]) == 0
+    folder = started / "hf" / "step_1"
+    for checkpoint in find(started, [1]):
+        sweep_verify(checkpoint)
+    kept = case in ("gone", "another tokenizer")
+    assert kept == (folder / "chat_template.jinja").exists()
+    assert kept != ({p.name: p.read_bytes() for p in folder.glob("*token*")} == own)
+    assert json.loads((folder / TOKENIZER).read_text())["additional_special_tokens"] == [BEGIN]
+    written = json.loads((folder / "config.json").read_text())
+    assert (written["rope_theta"], written["rope_scaling"]) == (5e5, ROPE)
+    if case in ("override", "accepted"):
+        assert (written["rms_norm_eps"], written["dtype"]) == (0.5, "float32")
+    else:
+        assert written == before | {"torch_dtype": "float32"}
+
+
 def test_a_start_model_that_has_changed_since_the_run_began_is_no_step_0(started: Path) -> None:
     record_model(started)
     config = started.parent / "start" / "config.json"
@@ -214,6 +274,14 @@ def test_export_and_adapter_are_the_tuned_model(saved_lora: Path, kind: str) -> 
     manifest = json.loads((folder / "manifest.json").read_text())
     assert "adapter/adapter_model.safetensors" in manifest["files"]
     assert manifest["parameters"] == sum(p.numel() for p in loaded(folder).parameters())
+
+
+def test_other_users_may_read_an_export(lora_run: Path) -> None:
+    assert main([str(lora_run), "--steps", "1"]) == 0
+    files = [path for path in (lora_run / "hf" / "step_1").rglob("*") if path.is_file()]
+    assert any(path.name == "adapter_model.safetensors" for path in files)
+    (lora_run / "written").touch()
+    assert {path.stat().st_mode for path in files} == {(lora_run / "written").stat().st_mode}
 
 
 def test_bfloat16_is_the_rounded_sum_and_not_a_sum_of_rounded_weights(lora_run: Path) -> None:

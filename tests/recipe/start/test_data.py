@@ -24,9 +24,9 @@ from recipe.start import data
 from recipe.start import questions as prepared
 from recipe.start.dry_run import checkpoints, describe, hours
 from recipe.start.functions import own_functions
-from recipe.start.machine import BUCKET, cache, environment, gpus, room
+from recipe.start.machine import BUCKET, MACHINE, cache, environment, gpus, room
 from recipe.start.resume import same_functions, same_prompts, same_run, unlike
-from recipe.start.rules import Setup
+from recipe.start.rules import Rule, Setup, messages
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 MATH_1B = f"recipe.model_path={MODEL}"
@@ -335,7 +335,7 @@ trainer.n_gpus_per_node=2 trainer.nnodes=2 critic.fsdp.param_offload=true
 {A}.fsdp_config.optimizer_offload=true {R}.tensor_model_parallel_size=2 {R}.enforce_eager=true
 global_profiler.tool=torch reward.num_workers=3 eval.temperature=1.0 critic.cliprange_value=0.1
 trainer.val_before_train=true trainer.save_freq=1 trainer.test_freq=1
-trainer.logger=[console,file] trainer.total_training_steps=99
+trainer.logger=[console,tensorboard] trainer.total_training_steps=99
 {MODEL}.override_config.attn_implementation=null
 """  # no critic reads its setting
 
@@ -507,6 +507,12 @@ def test_caches_that_cannot_be_made_are_named(
     assert list(cache(setup)) == []
     monkeypatch.setenv("HF_DATASETS_CACHE", bad)
     assert [text.startswith(f"HF_DATASETS_CACHE={bad}: ") for text in cache(setup)] == [True]
+
+
+def test_a_logger_whose_file_a_resume_overwrites_is_refused(config: Any) -> None:
+    rules = [check for check in MACHINE if isinstance(check, Rule)]
+    for logger, count in (("[console]", 0), ("[console,file]", 1)):
+        assert len(messages(rules, changed(config, f"trainer.logger={logger}"))) == count
 
 
 def test_the_disk_holds_the_first_checkpoint(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

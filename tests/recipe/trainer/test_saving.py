@@ -18,7 +18,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from ray.exceptions import RayError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.tracking import Tracking
 
 from prompt_aug.base.files import read_json
 from recipe.errors import DivergedError
@@ -56,7 +58,7 @@ class Trainer(SavingTrainer, PPOTrainerSync):
         self.run_dir, self.saves = run_dir, run_dir / "checkpoints"
         self.saves.mkdir(exist_ok=True)
         self.global_steps, self.steps_per_epoch, self.total_training_steps = step, 4, total
-        trainer = {"default_local_dir": str(self.saves), "resume_mode": "auto"}
+        trainer = {"default_local_dir": str(self.saves), "resume_mode": "auto", "logger": []}
         keep = {"keep_every": None, "keep_best": None}
         self.config = OmegaConf.create({"trainer": trainer, "recipe": keep})
         self.limit, self.line, self.watchdog = Limit(run_dir, None), {}, Watchdog(60)
@@ -251,6 +253,24 @@ def test_lines_after_the_checkpoint_and_surplus_checkpoints_are_removed(tmp_path
     again._load_checkpoint()
     assert run_folder.read_metrics(tmp_path) == [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}]
     assert checkpoints.saved_steps(trainer.saves) == [2]
+
+
+def test_a_step_that_is_trained_again_is_once_in_tensorboard(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
+    Trainer(tmp_path, step=2)._save_checkpoint()
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        trainer = Trainer(tmp_path)
+        trainer.config.trainer.logger = ["tensorboard"]
+        trainer._load_checkpoint()
+        logger = Tracking("project", "run", ["tensorboard"])
+        for step in steps:
+            logger.log({"a": float(len(steps))}, step)
+        logger.finish()
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    values = [(event.step, event.value) for event in read.Scalars("a")]
+    assert values == [(1, 4), (2, 4), (3, 3), (4, 3), (5, 3)]
 
 
 def test_the_best_and_the_last_checkpoint_are_kept(tmp_path: Path) -> None:
