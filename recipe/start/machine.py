@@ -24,6 +24,7 @@ from recipe.start.engine import adapted
 from recipe.start.rules import Check, Rule, Setup, is_missing
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
+UNSYNCED = f"{A}.fsdp_config.use_no_sync_for_gradient_accumulation"
 BUCKET = f"{R}.checkpoint_engine.update_weights_bucket_megabytes"
 GIB = 2**30
 VERL = "0.9.1"  # the release that this project extends
@@ -58,6 +59,7 @@ def numbers(s: Setup, shape: Shape) -> Numbers:
         parameter_bytes=size,
         moment_bytes=MOMENTS.get(str(actor.optim.optimizer), 2 * size),
         adapter=shape.adapter(rank, adapted(s)) if (rank := s.model.lora_rank) else 0,
+        unsynced=bool(s.get(UNSYNCED)),
         fused=bool(s.model.use_fused_kernels),
         masked=bool(s.model.use_remove_padding and planned(s)[0] == "sdpa"),
         offloaded=offloaded,
@@ -183,6 +185,8 @@ def misfits(s: Setup, e: Estimate) -> Iterator[tuple[float, str]]:
     key, remedy = f"{A}.ppo_{tokens}_per_gpu", "Lower it, or take more GPUs."
     if actor["states"] > room:
         key, remedy = "recipe.model_path", "Take more GPUs, or train LoRA (examples/lora)."
+    elif actor["whole gradients"]:
+        key, remedy = UNSYNCED, "Set it to false."
     cache = "the engine's weights and the cache of one longest sequence"
     parts = [
         (sum(actor.values()), room, key, f"the actor. {remedy}"),

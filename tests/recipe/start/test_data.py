@@ -337,6 +337,7 @@ global_profiler.tool=torch reward.num_workers=3 eval.temperature=1.0 critic.clip
 trainer.val_before_train=true trainer.save_freq=1 trainer.test_freq=1
 trainer.logger=[console,file] trainer.total_training_steps=99
 {MODEL}.override_config.attn_implementation=null
+{A}.fsdp_config.use_no_sync_for_gradient_accumulation=true
 """  # no critic reads its setting
 
 
