@@ -24,6 +24,9 @@ from recipe.start.engine import adapted
 from recipe.start.rules import Check, Rule, Setup, is_missing
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
+# Bytes a second of a process that saves, and how many save at that rate. A shared disk may be slow:
+# together they write 0.8 GB/s, as NFS over a network of 10 Gbit/s.
+SAVE_RATE, SAVING = 1e8, 8
 UNSYNCED = f"{A}.fsdp_config.use_no_sync_for_gradient_accumulation"
 BUCKET = f"{R}.checkpoint_engine.update_weights_bucket_megabytes"
 GIB = 2**30
@@ -77,6 +80,11 @@ def saved_bytes(s: Setup) -> int:
     """Return the bytes of a checkpoint; 0 for an unknown shape."""
     shape = known_shape(s.recipe.model_path)
     return numbers(s, shape).saved_bytes() if shape else 0
+
+
+def save_seconds(s: Setup) -> float:
+    """Return a cautious guess of the seconds of a save; 0 for an unknown shape."""
+    return saved_bytes(s) / (SAVE_RATE * min(s.gpus, SAVING))
 
 
 def room(s: Setup) -> Iterator[str]:

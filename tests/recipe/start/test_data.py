@@ -25,7 +25,7 @@ from recipe.start import data
 from recipe.start import questions as prepared
 from recipe.start.dry_run import checkpoints, describe, hours
 from recipe.start.functions import own_functions
-from recipe.start.machine import BUCKET, cache, environment, gpus, room
+from recipe.start.machine import BUCKET, cache, environment, gpus, room, save_seconds
 from recipe.start.resume import own_folder, same_functions, same_prompts, same_run, unlike
 from recipe.start.rules import Setup
 
@@ -558,6 +558,7 @@ def test_the_disk_holds_the_next_checkpoint(
         fill(free)
         assert ("MORE THAN" in checkpoints(planned, 10)) == bool(text)
         assert text in checkpoints(planned, 10)
+    assert save_seconds(setup(10)) == pytest.approx(185.2, abs=0.1)  # at 0.1 GB/s
 
 
 def test_only_a_link_for_checkpoints_may_be_in_a_new_run_folder(config: Any) -> None:
