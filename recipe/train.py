@@ -40,6 +40,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
     from recipe.run import ending
     from recipe.run.checkpoints import saved_steps, tracked_step
     from recipe.run.folder import record_environment, record_model
+    from recipe.run.stop import Limit
     from recipe.trainer import launch
 
     elsewhere = bool(given.gpus or given.gpu)
@@ -54,6 +55,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         from recipe.start.checks import check_run, prepare
         from recipe.start.dry_run import describe, estimate, on_gpus
         from recipe.start.engine import sixteen_bits
+        from recipe.start.machine import save_seconds
         from recipe.start.rules import Setup
 
         on_gpus(config, given.gpus, given.gpu)
@@ -83,6 +85,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         record_model(folder.root, anew or not tracked_step(folder.checkpoints))
         if settings:
             write_text(folder.script, settings)
+        Limit.of(folder.root).expect(save_seconds(setup))
         code, message = carry_out(config)
         ending.record(folder, code, message)
     print(f"recipe.train: {message}", file=sys.stderr if code else sys.stdout)

@@ -10,10 +10,8 @@ and its own files replace them, because transformers 4 cannot read those of tran
 """
 
 import argparse
-import errno
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,12 +25,12 @@ from prompt_aug.base.progress import Progress
 from recipe.export import ExportError, Lora
 from recipe.machine import environment, model_files
 from recipe.run import checkpoints
+from recipe.run.ending import FULL_DISK
 from recipe.run.folder import MANIFEST, RunFolder, numbered, read_config, recorded_model, select
 
 DTYPES = ("float32", "bfloat16")
 MODEL = "actor_rollout_ref.model.path"
 ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16"}
-FULL = re.compile("|".join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT))))
 KEPT = "the steps exported so far stay; the same command continues with the rest"
 Sources = dict[int, Path | None]  # step -> the folder of its shards; None: the start model
 
@@ -266,7 +264,7 @@ def export(options: argparse.Namespace) -> int:
             except UserError as error:
                 why = str(error)
             except Exception as error:  # one bad checkpoint must not stop the others
-                if full := FULL.search(str(error)):  # also in an error of safetensors
+                if full := FULL_DISK.search(str(error)):  # also in an error of safetensors
                     raise ExportError(f"{exports}: {full[0]}. Make room; {KEPT}.") from error
                 logging.getLogger(__name__).error("export failed", exc_info=error)
                 why = f"{type(error).__name__}: {error}"

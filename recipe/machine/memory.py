@@ -109,6 +109,7 @@ class Numbers:
     parameter_bytes: int
     moment_bytes: int  # of a parameter
     adapter: int  # parameters, 0 without LoRA
+    unsynced: bool  # every rank holds whole gradients until the last micro-batch
     fused: bool  # no logits
     masked: bool  # attention of a micro-batch with a mask
     offloaded: bool  # no states on a GPU
@@ -164,10 +165,12 @@ class Estimate:
     def actor_memory(self) -> dict[str, float]:
         """Return the bytes on one GPU while the actor trains, by part."""
         shape, tokens = self.shape, self.numbers.micro_tokens
-        states = sum(self.numbers.state_bytes().values()) / self.shards
+        share = 0 if self.numbers.offloaded else 1 / self.shards
+        whole = 4 * (self.numbers.adapter or shape.parameters)  # float32, as FSDP2 adds them up
         outputs = shape.embedding * (1 if shape.tied else 2)
         return {
-            "states": 0.0 if self.numbers.offloaded else states,
+            "states": share * sum(self.numbers.state_bytes().values()),
+            "whole gradients": whole * (1 - share) if self.numbers.unsynced else 0.0,
             "gathered": 2 * (outputs + 2 * shape.layer),  # bfloat16, while they compute
             # inputs of all layers, and one recomputed layer
             "activations": tokens * shape.layers * 2 * shape.hidden

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import traceback
 from pathlib import Path
 
@@ -13,11 +12,13 @@ from omegaconf import DictConfig
 from prompt_aug.base.commands import python_command
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import GONE, LOCK, FileError, is_held, read_json, write_json, write_text
+from recipe.machine import host
 from recipe.run import checkpoints, folder, progress
 
 BEGINS = "=== "  # first characters of the line with which a start begins in logs/train.log
-# The system's words for a full disk or quota.
-FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+# The words of a full disk or quota: the system's, and torch.save's, which drops them.
+TORCH_SAVE = r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"
+FULL_DISK = re.compile("|".join([*map(os.strerror, (errno.ENOSPC, errno.EDQUOT)), TORCH_SAVE]))
 # Ray's prefix of a line, as "(name pid=1, ip=1.2.3.4)", and vLLM's own.
 PRINTED_BY = re.compile(r"^(?:\([^()]*pid=[^()]*\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")  # at no indentation
@@ -104,9 +105,12 @@ def explain(error: BaseException, config: DictConfig) -> str:
     with contextlib.suppress(OSError):  # a full disk
         write_text(run.error, "".join(traceback.format_exception(error)))
     text = "".join(traceback.format_exception(error))
-    found = [line.strip() for line in text.splitlines() if any(x in line for x in FULL_WORDS)]
-    if found or shutil.disk_usage(run.root).free < FULL:
-        place = f"the disk of {run.root}, or your quota there"
+    found = [line.strip() for line in text.splitlines() if FULL_DISK.search(line)]
+    saves = Path(config.trainer.default_local_dir)  # perhaps on another disk
+    full = [path for path in (saves, run.root) if host.free_gib(path) * 2**30 < FULL]
+    if found or full:
+        saving = found and re.search(TORCH_SAVE, found[-1])
+        place = f"the disk of {[*full, saves if saving else run.root][0]}, or your quota there"
         place = f"a disk ({found[-1]}), perhaps {place}," if found else place
         return f"{place} is full: free some room, then start the same command again\n{resume}"
     printed = first_error(run.log) if run.log.exists() else None

@@ -62,6 +62,7 @@ class RunFolder:
     logs = _At("logs")
     log = _At("logs/train.log")  # output of the run's processes
     start = _At("logs/start.jsonl")  # the stages of the last start
+    saves = _At("logs/saves.json")  # seconds of the latest saves (recipe.run.stop)
     end = _At("logs/end.json")  # exit code and message of the last start
     error = _At("logs/error.txt")  # the traceback that ended it
     report = _At("report")  # index.html, summary.json, pictures

@@ -9,8 +9,8 @@
 
 A job's script also sets when the job will be killed: RECIPE_DEADLINE, in seconds since the epoch.
 Without a signal, the trainer then saves and ends after the last step that fits, by its measured
-times. After a signal it saves and ends after the step under way. If that step would end too late,
-the run ends at once, and the steps since the last save are lost.
+times; before its first save by a guess. After a signal it saves and ends after the step under way.
+If that step would end too late, the run ends at once, and the steps since the last save are lost.
 """
 
 import os
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from prompt_aug.base.errors import UserError
+from prompt_aug.base.files import FileError, write_json
+from prompt_aug.typed import read_record
 from recipe.machine.environment import DEADLINE
 from recipe.run import processes, progress
 from recipe.run.folder import RunFolder
@@ -80,14 +82,30 @@ class Limit:
     ) -> None:
         self.run_dir, self.deadline, self.clock = run_dir, deadline, clock
         self.steps: deque[float] = deque(maxlen=10)  # seconds of the latest steps
-        self.save = 0.0  # seconds of the longest save
+        self.saves: deque[float] = deque(maxlen=10)  # of the latest saves, of earlier starts too
+        self.guess = 0.0  # seconds of a save, before one is measured
         self.began = clock()  # of the step under way
 
     @classmethod
     def of(cls, run_dir: Path) -> "Limit":
-        """Create with the deadline of the job, if RECIPE_DEADLINE is set."""
+        """Create with the deadline of the job, if RECIPE_DEADLINE is set, and the run's saves."""
         end = os.environ.get(DEADLINE, "")
-        return cls(run_dir, float(end) - time.time() + time.monotonic() if end else None)
+        limit = cls(run_dir, float(end) - time.time() + time.monotonic() if end else None)
+        with suppress(FileError):  # none yet
+            types = {"guess": float, "seconds": list[float]}
+            record = read_record(RunFolder(run_dir).saves, *types, **types)
+            limit.guess = record["guess"]
+            limit.saves.extend(record["seconds"])
+        return limit
+
+    def expect(self, seconds: float) -> None:
+        """Record a guess of the seconds of a save; the longest guess counts."""
+        self.guess = max(self.guess, seconds)
+        self._record()
+
+    def _record(self) -> None:
+        record = {"guess": self.guess, "seconds": [*self.saves]}
+        write_json(RunFolder(self.run_dir).saves, record)
 
     def begin_step(self) -> None:
         self.began = self.clock()
@@ -100,8 +118,19 @@ class Limit:
         if self.steps:
             self.steps[-1] += seconds
 
+    def begin_save(self) -> None:
+        """Double the guess before a first save: if the job is killed in it, the guess was short."""
+        if not self.saves:
+            self.expect(2 * self.guess)
+
     def saved(self, seconds: float) -> None:
-        self.save = max(self.save, seconds)
+        self.saves.append(seconds)
+        self._record()
+
+    @property
+    def save(self) -> float:
+        """Seconds of the longest of the latest saves, before any the guess."""
+        return max(self.saves, default=self.guess)
 
     @property
     def needed(self) -> float:
@@ -123,7 +152,8 @@ class Limit:
         """Return why a validation must be cut short, or None."""
         if StopRequest.read(self.run_dir):
             return SIGNALED
-        if self.deadline is None or SPARE * self.save <= self.deadline - self.clock():
+        needed = SPARE * self.save if self.steps else 0.0  # before a step there is nothing to save
+        if self.deadline is None or needed <= self.deadline - self.clock():
             return None
         return "the rest of the job's time is needed for the checkpoint"
 
@@ -135,8 +165,10 @@ class Limit:
         ends = [] if self.deadline is None else [self.deadline]
         if request.deadline is not None:
             ends.append(request.deadline - time.time() + self.clock())
-        # A first step takes an unknown time, and no finished step is lost with it.
-        if not ends or (self.steps and self.began + self.needed <= min(ends)):
+        # A first step takes an unknown time, and no finished step is lost with it. A save that was
+        # never measured may be shorter than the guess, and without it all steps are lost.
+        needed = self.needed - (0.0 if self.saves else SPARE * self.guess)
+        if not ends or (self.steps and self.began + needed <= min(ends)):
             return None
         return f"{SIGNALED}, and the step under way would end too late"
 

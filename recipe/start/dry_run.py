@@ -314,5 +314,5 @@ def checkpoints(s: Setup, steps: int) -> str:
         return f"{text}; 12 bytes a parameter each"
     size = numbers(s, shape).saved_bytes()
     text += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
-    free = host.free_gib(s.folder.root) * 2**30
+    free = host.free_gib(Path(s.trainer.default_local_dir).resolve()) * 2**30
     return text + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

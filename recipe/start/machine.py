@@ -18,12 +18,16 @@ from recipe.machine.environment import gpu_count
 from recipe.machine.memory import Estimate, Numbers, gpu_of
 from recipe.machine.model_files import unsupported_head
 from recipe.machine.shapes import Shape, known_shape
-from recipe.run.checkpoints import tracked_step
+from recipe.run.checkpoints import DELETED, saved_steps, surplus, tracked_step
 from recipe.start.attention import planned
 from recipe.start.engine import adapted
 from recipe.start.rules import Check, Rule, Setup, is_missing
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
+# Bytes a second of a process that saves, and how many save at that rate. A shared disk may be slow:
+# together they write 0.8 GB/s, as NFS over a network of 10 Gbit/s.
+SAVE_RATE, SAVING = 1e8, 8
+UNSYNCED = f"{A}.fsdp_config.use_no_sync_for_gradient_accumulation"
 BUCKET = f"{R}.checkpoint_engine.update_weights_bucket_megabytes"
 GIB = 2**30
 VERL = "0.9.1"  # the release that this project extends
@@ -58,6 +62,7 @@ def numbers(s: Setup, shape: Shape) -> Numbers:
         parameter_bytes=size,
         moment_bytes=MOMENTS.get(str(actor.optim.optimizer), 2 * size),
         adapter=shape.adapter(rank, adapted(s)) if (rank := s.model.lora_rank) else 0,
+        unsynced=bool(s.get(UNSYNCED)),
         fused=bool(s.model.use_fused_kernels),
         masked=bool(s.model.use_remove_padding and planned(s)[0] == "sdpa"),
         offloaded=offloaded,
@@ -71,21 +76,41 @@ def numbers(s: Setup, shape: Shape) -> Numbers:
     )
 
 
+def saved_bytes(s: Setup) -> int:
+    """Return the bytes of a checkpoint; 0 for an unknown shape."""
+    shape = known_shape(s.recipe.model_path)
+    return numbers(s, shape).saved_bytes() if shape else 0
+
+
+def save_seconds(s: Setup) -> float:
+    """Return a cautious guess of the seconds of a save; 0 for an unknown shape."""
+    return saved_bytes(s) / (SAVE_RATE * min(s.gpus, SAVING))
+
+
 def room(s: Setup) -> Iterator[str]:
-    """The run folder can be written, and its disk holds the first checkpoint."""
-    run_dir, shape = Path(s.recipe.run_dir).resolve(), known_shape(s.recipe.model_path)
-    if reason := unwritable(run_dir):
+    """The run folder can be written, and the disk of its checkpoints holds the next one."""
+    # checkpoints/ may be a link to another disk
+    run_dir, saves = (Path(x).resolve() for x in (s.recipe.run_dir, s.trainer.default_local_dir))
+    if reason := unwritable(run_dir) or unwritable(saves):
         yield f"recipe.run_dir={run_dir}: cannot write there ({reason}). Choose another folder."
         return
-    needed = LEAST_FREE * 2**30
-    saves = s.trainer.save_freq > 0 and not tracked_step(Path(s.trainer.default_local_dir))
-    if shape and saves:  # the trainer checks the room of each later one
-        needed = max(needed, numbers(s, shape).saved_bytes())
-    if (free := host.free_gib(run_dir) * 2**30) < needed:
-        yield (
-            f"recipe.run_dir={run_dir}: {free / 1e9:.1f} GB free there, and a checkpoint and the "
-            f"logs take {needed / 1e9:.1f} GB. Free some room, or choose another disk."
-        )
+    step, steps = tracked_step(saves) or 0, saved_steps(saves)
+    # A new one is whole before an older one is deleted. Those that a kill has left make room: a
+    # start deletes them, or the step is saved again.
+    gone = surplus(steps, step, s.trainer.max_actor_ckpt_to_keep, s.recipe.keep_every, None)
+    left = len(gone) > bool(s.recipe.keep_best) or max(steps, default=0) > step
+    left = step > 0 and (left or any(saves.glob(f"{DELETED}*")))
+    saving = s.trainer.save_freq > 0 and step < s.trainer.total_training_steps and not left
+    for folder, text, needed in (
+        (saves, "a checkpoint takes", saved_bytes(s) if saving else 0),
+        (run_dir, "the logs take", LEAST_FREE * GIB),
+    ):
+        if (free := host.free_gib(folder) * GIB) < needed:
+            yield (
+                f"recipe.run_dir={run_dir}: {free / 1e9:.1f} GB free in {folder}, and {text} "
+                f"{needed / 1e9:.1f} GB. Free some room, or choose another disk."
+            )
+            return
 
 
 def cache(_: Setup) -> Iterator[str]:
@@ -183,6 +208,8 @@ def misfits(s: Setup, e: Estimate) -> Iterator[tuple[float, str]]:
     key, remedy = f"{A}.ppo_{tokens}_per_gpu", "Lower it, or take more GPUs."
     if actor["states"] > room:
         key, remedy = "recipe.model_path", "Take more GPUs, or train LoRA (examples/lora)."
+    elif actor["whole gradients"]:
+        key, remedy = UNSYNCED, "Set it to false."
     cache = "the engine's weights and the cache of one longest sequence"
     parts = [
         (sum(actor.values()), room, key, f"the actor. {remedy}"),

@@ -51,6 +51,8 @@ def own_folder(s: Setup) -> Iterator[str]:
     if not root.is_dir() or folder.begun or (root / LOCK).exists():
         return
     files = [p.name for p in root.iterdir() if not p.name.startswith((".", "slurm-"))]
+    if folder.checkpoints.is_symlink():  # to another disk
+        files.remove(folder.checkpoints.name)
     if files:
         yield (
             f"recipe.run_dir={root}: the folder is not empty and holds no run ({sorted(files)[0]} "

@@ -147,6 +147,7 @@ class SavingTrainer(PPOTrainer):
         """verl's checkpoint and our state; then delete older checkpoints that are not kept."""
         began = time.monotonic()
         self.watchdog.begin()
+        self.limit.begin_save()
         folder = checkpoints.step_folder(self.saves, self.global_steps)
         enter(folder)
         checkpoints.begin(folder)

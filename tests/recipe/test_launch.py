@@ -21,6 +21,7 @@ from recipe import runs, train
 from recipe.run import folder as run_folder
 from recipe.run import processes
 from recipe.run.folder import RunFolder, append_metrics
+from recipe.run.stop import Limit
 from recipe.trainer import launch
 
 
@@ -57,6 +58,18 @@ def test_a_folder_in_use_is_one_line(
     stderr = capsys.readouterr().err.splitlines()
     (line,) = (line for line in stderr if not line.endswith("so far"))  # progress of the checks
     assert "in use by" in line
+
+
+@pytest.mark.config
+def test_a_start_records_a_guess_of_its_first_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("recipe.start.checks.prepare", "recipe.run.folder.record_model"):
+        monkeypatch.setattr(name, lambda *_: None)
+    monkeypatch.setattr(launch, "set_environment", lambda config: None)
+    monkeypatch.setattr(train, "carry_out", lambda config: (1, "ended"))
+    assert train.main(["toy", f"recipe.run_dir={tmp_path / 'run'}"]) == 1
+    assert 0 < Limit.of(tmp_path / "run").save < 1
 
 
 def test_a_run_starts_its_own_ray_unless_an_address_is_set(

@@ -339,6 +339,8 @@ PAGE = Path(__file__).parents[3] / "examples" / "SIZES.md"
 SHAPE = shape_of("Qwen/Qwen2.5-Math-1.5B")
 SPEED = Speed(mfu=0.35, traffic=0.5, other=15.0)
 BIG = "recipe.model_path=Qwen/Qwen2.5-Math-7B"
+NO_SYNC = "use_no_sync_for_gradient_accumulation"
+WHOLE = f"{SHORT['A']}.fsdp_config.{NO_SYNC}=true"
 AWAKE = f"{SHORT['R']}.free_cache_engine=false"
 TOKENS, SHARE = f"{SHORT['A']}.ppo_max_token_len_per_gpu", f"{SHORT['R']}.gpu_memory_utilization"
 
@@ -457,6 +459,20 @@ def test_offloaded_states_are_off_the_gpu() -> None:
     assert stay() == (16, 12)
     assert stay("param_offload") == (16, 8) and stay("optimizer_offload") == (16, 4)
     assert stay("offload_policy") == (0, 0)
+
+
+@pytest.mark.config
+def test_gradients_that_are_not_synchronized_are_whole() -> None:
+    def gradients(*changes: str) -> float:
+        memory = estimate(f"{{A}}.fsdp_config.{NO_SYNC}=true", *changes).actor_memory()
+        return memory["whole gradients"] / SHAPE.parameters
+
+    # Of 4 bytes an eighth is in the states; on one GPU all are.
+    assert estimate().actor_memory()["whole gradients"] == 0
+    assert gradients() == 3.5 and gradients("trainer.n_gpus_per_node=1") == 0
+    assert gradients("{A}.fsdp_config.offload_policy=true") == 4
+    lora = gradients("{MODEL}.lora_rank=8", "{MODEL}.target_modules=all-linear")
+    assert lora * SHAPE.parameters == pytest.approx(3.5 * 9_232_384)
 
 
 @pytest.mark.config
@@ -590,6 +606,8 @@ def test_a_dry_run_begins_with_the_estimate(
         # 16 x 7,615,616,512 bytes of states, and 21,302,917,120 of parts as above
         ((BIG, "trainer.n_gpus_per_node=1"), 79.6, BIG, "133.3 of a GPU's 79.6"),
         ((BIG, "trainer.n_gpus_per_node=1"), None, "", "133.3 of a GPU's 79.6"),
+        # 3.5 bytes for each of 1,543,714,304 parameters
+        ((WHOLE,), 15.3, WHOLE, "22.0 of a GPU's 15.3"),
         # 12 bytes a parameter on two GPUs and 0.6 x 79.6 GiB
         ((BIG, "trainer.n_gpus_per_node=2"), 79.6, f"{SHARE}=0.6", "90.3 of a GPU's 79.6"),
         # 16 bytes a parameter on four GPUs, the parts as above, and an engine of 0.6 x 79.6 GiB

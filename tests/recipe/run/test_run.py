@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -189,6 +190,20 @@ def test_our_errors_are_known_by_their_class_through_ray(config: Any) -> None:
     assert not ending.explain(error.as_instanceof_cause(), config).startswith("ExhaustedError")
     full = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/psm_1")
     assert "/dev/shm/psm_1" in ending.explain(full, config).partition("next:")[0]
+
+
+@pytest.mark.parametrize("low", ["checkpoints", "run", ""])
+def test_a_full_disk_or_quota_of_the_checkpoints_is_named(
+    config: Any, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, low: str
+) -> None:
+    """A quota leaves the disk free: torch.save's error alone tells of it."""
+    monkeypatch.setattr(host, "free_gib", lambda path: 0.01 if path.name == low else 9.0)
+    with pytest.raises(RuntimeError) as caught:
+        torch.save({"w": torch.zeros(300_000)}, "/dev/full")
+    error = RuntimeError("the engine is dead") if low else caught.value
+    named = folder.root if low == "run" else folder.checkpoints
+    text = ending.explain(error, config)
+    assert f"the disk of {named}, or your quota there" in text and "is full" in text
 
 
 def test_an_early_end_has_its_own_message(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

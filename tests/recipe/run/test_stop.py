@@ -99,6 +99,42 @@ def test_the_deadline_comes_from_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     assert Limit.of(tmp_path).deadline == 7 + 34.5
 
 
+def test_a_save_is_guessed_before_one_is_measured(tmp_path: Path) -> None:
+    for left, stops in ((144, False), (143, True)):
+        made = limit(tmp_path, 1150 + left, [100, 50], 0)
+        made.saves.clear()
+        made.expect(20)
+        assert bool(made.after_step()) == stops
+    made.deadline = 1150 + 23
+    assert made.in_validation()
+    made.deadline = 1150 + 120
+    StopRequest.create(tmp_path)
+    assert not made.in_step()  # a save that is shorter than guessed would fit
+    StopRequest.delete(tmp_path)
+    made.steps.clear()
+    made.deadline = 1151
+    assert not made.in_validation()  # nothing to save
+
+
+def test_saves_are_known_to_later_starts_and_a_killed_first_one_doubles_the_guess(
+    tmp_path: Path,
+) -> None:
+    assert Limit.of(tmp_path).save == 0
+    for guess in (20, 40, 80):  # three jobs, each killed in its save
+        Limit.of(tmp_path).expect(20)
+        assert Limit.of(tmp_path).save == guess
+        Limit.of(tmp_path).begin_save()
+    for seconds, longest in ((7, 7), (9, 9), (8, 9)):
+        made = Limit.of(tmp_path)
+        made.begin_save()
+        made.saved(seconds)
+        assert Limit.of(tmp_path).save == longest
+    Limit.of(tmp_path).expect(20)
+    assert Limit.of(tmp_path).save == 9
+    RunFolder(tmp_path).saves.write_text("{")
+    assert Limit.of(tmp_path).save == 0
+
+
 def hung(run_dir: Path) -> str:
     record = progress.find(run_dir, progress.HUNG)
     return record["why"] if record else ""

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pandas
@@ -24,8 +25,8 @@ from recipe.start import data
 from recipe.start import questions as prepared
 from recipe.start.dry_run import checkpoints, describe, hours
 from recipe.start.functions import own_functions
-from recipe.start.machine import BUCKET, MACHINE, cache, environment, gpus, room
-from recipe.start.resume import same_functions, same_prompts, same_run, unlike
+from recipe.start.machine import BUCKET, MACHINE, cache, environment, gpus, room, save_seconds
+from recipe.start.resume import own_folder, same_functions, same_prompts, same_run, unlike
 from recipe.start.rules import Rule, Setup, messages
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
@@ -337,6 +338,7 @@ global_profiler.tool=torch reward.num_workers=3 eval.temperature=1.0 critic.clip
 trainer.val_before_train=true trainer.save_freq=1 trainer.test_freq=1
 trainer.logger=[console,tensorboard] trainer.total_training_steps=99
 {MODEL}.override_config.attn_implementation=null
+{A}.fsdp_config.use_no_sync_for_gradient_accumulation=true
 """  # no critic reads its setting
 
 
@@ -515,20 +517,67 @@ def test_a_logger_whose_file_a_resume_overwrites_is_refused(config: Any) -> None
         assert len(messages(rules, changed(config, f"trainer.logger={logger}"))) == count
 
 
-def test_the_disk_holds_the_first_checkpoint(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_holds_the_next_checkpoint(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saves = Path(config.recipe.run_dir) / "checkpoints"  # not made yet
+    disk = tmp_path / "disk"  # another one, with 3 GB more
 
-    def refused(free: float, every: int) -> bool:
-        monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free}))
-        changes = f"trainer.save_freq={every} trainer.default_local_dir={saves}"
-        return bool(list(room(changed(config, MATH_1B, changes))))
+    def fill(free: float) -> None:
+        def usage(path: Path) -> Any:
+            return SimpleNamespace(free=free + 3e9 * path.is_relative_to(disk))
+
+        monkeypatch.setattr("shutil.disk_usage", usage)
+
+    def setup(every: int, more: str = "") -> Setup:
+        changes = f"trainer.save_freq={every} trainer.default_local_dir={saves.resolve()} {more}"
+        return changed(config, MATH_1B, changes)
+
+    def refused(free: float, every: int, more: str = "") -> bool:
+        fill(free)
+        return bool(list(room(setup(every, more))))
 
     # 12 bytes for each of the 1,543,714,304 parameters of tests/recipe/machine/test_sizes.py
     assert refused(18.4e9, 10) and not refused(18.6e9, 10)
     assert refused(1e9, -1)  # logs
     saves.mkdir(parents=True)
     (saves / TRACKER).write_text("10")
-    assert not refused(18.4e9, 10)  # the trainer checks later ones
+    assert refused(18.4e9, 10) and not refused(18.6e9, 10)
+    assert not refused(18.4e9, 10, "trainer.total_training_steps=10")  # all are done
+    for step in (5, 10):  # a kill after the save of step 10 has left the older one
+        (saves / f"global_step_{step}").mkdir()
+    last = "trainer.max_actor_ckpt_to_keep=1"
+    assert not refused(18.4e9, 10, last) and refused(18.4e9, 10)
+    assert refused(18.4e9, 10, f"{last} recipe.keep_best=val/t/accuracy")  # may be the older one
+    (saves / "global_step_5").rename(saves / ".deleted_5")
+    assert not refused(18.4e9, 10)
+    (saves / ".deleted_5").rename(saves / "global_step_15")  # a kill in its save
+    assert not refused(18.4e9, 10)
+    (saves / TRACKER).unlink()
+    assert refused(18.4e9, 10)
+    (saves / "global_step_15").rmdir()
+    saves.rename(disk)
+    saves.symlink_to(disk)
+    assert not refused(15.6e9, 10) and refused(15.4e9, 10) and refused(1e9, -1)
+    planned = setup(10, f"actor_rollout_ref.model.path={MODEL}")
+    for free, text in ((15.6e9, ""), (15.4e9, "MORE THAN THE 18 GB FREE")):
+        fill(free)
+        assert ("MORE THAN" in checkpoints(planned, 10)) == bool(text)
+        assert text in checkpoints(planned, 10)
+    assert save_seconds(setup(10)) == pytest.approx(185.2, abs=0.1)  # at 0.1 GB/s
+
+
+def test_only_a_link_for_checkpoints_may_be_in_a_new_run_folder(config: Any) -> None:
+    run = RunFolder(Path(config.recipe.run_dir))
+    run.root.mkdir()
+    run.checkpoints.symlink_to("/dev/shm")
+    assert list(own_folder(Setup(config))) == []
+    (run.root / "notes.txt").touch()
+    assert "notes.txt" in "".join(own_folder(Setup(config)))
+    (run.root / "notes.txt").unlink()
+    run.checkpoints.unlink()
+    run.checkpoints.mkdir()
+    assert "checkpoints is there" in "".join(own_folder(Setup(config)))
 
 
 def test_a_gpu_run_needs_its_gpus(

@@ -206,6 +206,20 @@ def test_before_the_deadline_the_last_step_that_fits_is_saved(tmp_path: Path) ->
     assert saved(trainer, 4) == (2, 2)
 
 
+def test_a_job_killed_in_its_first_save_leaves_more_time_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainer = Trainer(tmp_path, step=3)
+    trainer.limit.expect(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer._save_checkpoint()
+    assert Limit.of(tmp_path).save == 60
+    Trainer(tmp_path, step=3)._save_checkpoint()
+    assert 0 < Limit.of(tmp_path).save < 30
+
+
 def test_a_signal_in_the_validation_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     StopRequest.create(tmp_path)
