@@ -396,12 +396,13 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     ],
 )
 def test_what_cannot_be_compared(change: dict[str, Any], message: str) -> None:
-    lines = two_arms(start_sha="one")
+    lines = two_arms(start_sha="one", decode={"temperature": 1.0})
     lines[-1] |= change
     with pytest.raises(UserError, match=message):
         compare_arms(lines, CONTRAST)
 
 
+        ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
 def test_one_seed_and_too_few_samples_are_rejected() -> None:
     with pytest.raises(UserError, match=r"recipe\.seed"):
         compare_arms(two_arms()[:2], CONTRAST)
@@ -413,6 +414,15 @@ def test_a_gate_over_seeds() -> None:
     lines = [
         line("base", seed, right, set=name, n=24)
         for seed in (0, 1)
+def test_lines_of_an_older_version_have_fewer_keys_of_decoding() -> None:
+    lines = two_arms(decode={"temperature": 1.0})
+    lines[0]["decode"] = {"temperature": 1.0, "style": "raw"}
+    assert compare_arms(lines, CONTRAST).verdict == "seen"
+    lines[-1]["decode"] = {"temperature": 1.0, "style": "chat"}
+    with pytest.raises(UserError, match="style: "):
+        compare_arms(lines, CONTRAST)
+
+
         for name, right in (("q0", [0, 12]), ("q1", [24, 12]), ("q2", [0, 12]), ("q3", [0, 12]))
     ]
     text = gate_text(lines, Gate(arm="base", step=40, sets=("q0", "q1", "q2", "q3")))
@@ -484,6 +494,21 @@ def test_checkpoints_without_scores_are_named(
     RunFolder(b).exported(80).mkdir(parents=True)
     assert main([str(a), str(b)]) == 0
     assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out
+def test_arms_asked_with_other_prompts_are_rejected(
+    runs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = [text for arm, paths in runs.items() for text in ("--arm", arm, *map(str, paths))]
+    for run in runs["cw"]:
+        with changing(run / "eval" / "s" / "step_40" / "scores.json") as record:
+            record["settings"]["seed"] = 1  # draws other samples of the same responses
+    assert main(arms) == 0
+    for key, value in (("system_prompt", "Think."), ("dtype", "float32")):
+        with changing(runs["cw"][1] / "eval" / "s" / "step_40" / "scores.json") as record:
+            record["settings"][key] = value
+        assert main(arms) == 1
+        assert f"{key}: None -> '{value}'" in capsys.readouterr().err
+
+
     arms = [text for arm, paths in runs.items() for text in ("--arm", arm, *map(str, paths))]
     assert main(arms) == 0
     assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out
