@@ -37,6 +37,7 @@ const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
   "#b8a800", "#66a61e", "#882255"];
 const DARK = ["#6cb6ff", "#ff8c42", "#2fd0a0", "#e79cc8", "#f2b94b", "#a8d8ff", "#b0b0b0",
   "#d8cc3a", "#8fd14f", "#e07a9b"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];  // a curve beyond the colors has the next one
 const dark = matchMedia("(prefers-color-scheme: dark)");
 // Plotly reads tags in labels.
 const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
@@ -53,7 +54,8 @@ function traces(panel, window, printing) {
   const [colors, faint] = !printing && dark.matches ? [DARK, 0.6] : [LIGHT, 0.35];
   const smooth = window > 1 && !panel.stacked;
   return panel.curves.flatMap((curve, i) => {
-    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[curve.color % colors.length], width: 1 },
+    const dash = DASHES[Math.floor(curve.color / colors.length) % DASHES.length];
+    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[curve.color % colors.length], dash, width: 1 },
       opacity: faint, hoverinfo: "skip", showlegend: false, legendgroup: i };
     const line = { ...raw, name: wrapped(curve.label || panel.title), line: { ...raw.line, width: 2 },
       y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
