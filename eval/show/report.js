@@ -128,7 +128,8 @@ async function showMetric() {
   if (!key) return;
   const cell = (text) => JSON.stringify(text.replace(/^[=+\-@\t\r]/, "'$&"));  // no formula of a spreadsheet
   const lines = curves.flatMap(({ label, x, y }) => x.map((step, i) => `${cell(label)},${step},${y[i]}`));
-  const figure = { name: key.replace(/\W+/g, "-"), title: key, caption: "as metrics.jsonl has it", x_title: "training step",
+  const figure = { name: key.replace(/\W+/g, "-"), title: key, x_title: "training step",
+    caption: "from metrics.jsonl; of more than 2,000 points the lowest and highest of each interval, also in the CSV",
     panels: [{ title: key, unit: "", curves }], csv: ["run,training step,value", ...lines].join("\n") };
   draws.set("metric", addFigure(figure, place));
   draws.get("metric")();

@@ -152,6 +152,17 @@ def test_a_validation_split_picks_and_is_no_benchmark(validated: Path) -> None:
         collect(validated)
 
 
+def test_a_pick_on_the_only_benchmark_is_marked(validated: Path) -> None:
+    for step in (0, 10, 20, 30):
+        with changing(validated / "eval" / "s" / f"step_{step}" / "scores.json") as record:
+            del record["benchmarks"]["math500"]
+    pick_checkpoint(validated, "held")
+    data = collect(validated)
+    numbers = summary(data)
+    shown = (chosen(data), str(headline(data, numbers)), str(numbers["notes"]))
+    assert all("too high" in text for text in shown)
+
+
 def test_scores_of_other_weights_than_the_exported_ones_are_left_out(validated: Path) -> None:
     """A step that was rolled back and exported again; the export of step 30 is deleted."""
     for step, files in ((10, {"config.json": "new"}), (20, {"config.json": "a"})):
@@ -391,6 +402,7 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
         ({"grader": "old"}, "evaluated differently: grader"),
         ({"set_sha": "b"}, "evaluated differently: set_sha"),
         ({"n": 16}, "evaluated differently: n"),
+        ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
         ({"start_sha": "other"}, "seed 4 has runs of different start models"),
         ({"seed": 3}, "two runs of arm new have recipe.seed=3"),
     ],
@@ -402,7 +414,15 @@ def test_what_cannot_be_compared(change: dict[str, Any], message: str) -> None:
         compare_arms(lines, CONTRAST)
 
 
-        ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
+def test_lines_of_an_older_version_have_fewer_keys_of_decoding() -> None:
+    lines = two_arms(decode={"temperature": 1.0})
+    lines[0]["decode"] = {"temperature": 1.0, "style": "raw"}
+    assert compare_arms(lines, CONTRAST).verdict == "seen"
+    lines[-1]["decode"] = {"temperature": 1.0, "style": "chat"}
+    with pytest.raises(UserError, match="style: "):
+        compare_arms(lines, CONTRAST)
+
+
 def test_one_seed_and_too_few_samples_are_rejected() -> None:
     with pytest.raises(UserError, match=r"recipe\.seed"):
         compare_arms(two_arms()[:2], CONTRAST)
@@ -414,15 +434,6 @@ def test_a_gate_over_seeds() -> None:
     lines = [
         line("base", seed, right, set=name, n=24)
         for seed in (0, 1)
-def test_lines_of_an_older_version_have_fewer_keys_of_decoding() -> None:
-    lines = two_arms(decode={"temperature": 1.0})
-    lines[0]["decode"] = {"temperature": 1.0, "style": "raw"}
-    assert compare_arms(lines, CONTRAST).verdict == "seen"
-    lines[-1]["decode"] = {"temperature": 1.0, "style": "chat"}
-    with pytest.raises(UserError, match="style: "):
-        compare_arms(lines, CONTRAST)
-
-
         for name, right in (("q0", [0, 12]), ("q1", [24, 12]), ("q2", [0, 12]), ("q3", [0, 12]))
     ]
     text = gate_text(lines, Gate(arm="base", step=40, sets=("q0", "q1", "q2", "q3")))
@@ -483,17 +494,6 @@ def test_run_folders_and_their_lines_give_the_same(
         assert main(wrong) == 2
 
 
-def test_checkpoints_without_scores_are_named(
-    runs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A sweep that is not finished: the comparison is of an earlier step."""
-    a, b = runs["grpo"][0], runs["cw"][0]
-    assert main([str(a), str(b)]) == 0
-    assert "not evaluated" not in capsys.readouterr().out
-    RunFolder(b).checkpoint(60).mkdir(parents=True)
-    RunFolder(b).exported(80).mkdir(parents=True)
-    assert main([str(a), str(b)]) == 0
-    assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out
 def test_arms_asked_with_other_prompts_are_rejected(
     runs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -509,6 +509,17 @@ def test_arms_asked_with_other_prompts_are_rejected(
         assert f"{key}: None -> '{value}'" in capsys.readouterr().err
 
 
+def test_checkpoints_without_scores_are_named(
+    runs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep that is not finished: the comparison is of an earlier step."""
+    a, b = runs["grpo"][0], runs["cw"][0]
+    assert main([str(a), str(b)]) == 0
+    assert "not evaluated" not in capsys.readouterr().out
+    RunFolder(b).checkpoint(60).mkdir(parents=True)
+    RunFolder(b).exported(80).mkdir(parents=True)
+    assert main([str(a), str(b)]) == 0
+    assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out
     arms = [text for arm, paths in runs.items() for text in ("--arm", arm, *map(str, paths))]
     assert main(arms) == 0
     assert f"{b}: not evaluated: steps 60, 80" in capsys.readouterr().out

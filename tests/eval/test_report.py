@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import write_checkpoint
+from fake_engine import changing, write_checkpoint
 
 from eval.report import build, main
 from eval.scores.metrics import Difference, Estimate
-from eval.show import figures, tables
-from eval.show.answers import rollouts, visible
-from eval.show.data import collect, summary
+from eval.show import answers, figures, tables
+from eval.show.answers import archive, rollouts, visible
+from eval.show.charts import png
+from eval.show.data import collect, side_by_side, summary
 from eval.show.logs import as_run, overrides, read_log
 from eval.show.tables import configurations_table
 from prompt_aug.base.errors import UsageError, UserError
@@ -196,6 +197,18 @@ def test_shares_begin_at_0_and_a_measure_has_one_color(run: Path) -> None:
 
 
 def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
+def test_an_unknown_error_is_no_error_of_0(run: Path) -> None:
+    """Of one question, and where all are right or wrong."""
+    write_eval(run, 0, {"one": [[1, 0]], "toy": [[0]] * 4}, "newer")
+    write_eval(run, 20, {"one": [[1, 0]], "toy": [[1], [0], [1], [1]]}, "newer")
+    errors = {
+        c.label: c.error for c in figures.accuracy_by_step([collect(run, "newer")]).panels[0].curves
+    }
+    assert errors == {"one": [None, None], "toy": [None, 25.0], "all questions": [None, None]}
+    build([run], settings="newer")
+    assert "toy,0,0,\n" in (run / "report" / "accuracy.csv").read_text()
+
+
     names = ["=HYPERLINK(1)", "+1", "-1", "@x", "\tx", "a=1"]
     panel = figures.Panel("=t", "%", [figures.Curve(name, [1], [-2]) for name in names])
     lines = list(csv.reader(figures.Figure("f", "f", "", [panel]).as_csv().splitlines()))[1:]
@@ -374,13 +387,51 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     page = page_of(run)
     drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
     ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
-    assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0], "color": 0}
+    assert curve | {"error": [12.5, None]} == curve  # that of step 20 is not logged
+    assert curve | {"label": "a/b", "x": [10, 20], "y": [25, 50], "color": 0} == curve
+    rows = csv.reader((run / "report" / "validation.csv").read_text().splitlines())
+    assert [row[-1] for row in rows][1:] == ["12.5", ""]
     values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
     assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
     ((steps, rates),) = values["actor/lr"]
     assert len(steps) == 2000 and rates[1] == pytest.approx(1e-6 * steps[1])
     several = figures.validation([collect(run), collect(other)])  # a panel a source, a curve a run
     assert [(p.title, [c.label for c in p.curves]) for p in several.panels] == [("a/b", [run.name])]
+
+
+def test_only_runs_that_were_asked_alike_are_compared(
+    run: Path, other: Path, tmp_path: Path
+) -> None:
+    """Greedy and sampled scores: both runs have the greedy ones, of fewer steps in one of them."""
+    sampled = {"template": "qwen-math", "temperature": 1.0}
+    for step in (0, 10, 20):
+        write_checkpoint(other / "eval" / "t", step, {"toy": [[1]] * 4}, settings=sampled)
+    for step in (0, 20):
+        with changing(other / "eval" / "s" / f"step_{step}" / "scores.json") as record:
+            record["settings"]["seed"] = 1  # of the samples
+    build([run, other], tmp_path / "out")
+    lines = (tmp_path / "out" / "accuracy.csv").read_text().splitlines()
+    assert lines[1:] == [f"toy,percent right,{x},{y}" for x in (run.name, "other")
+                         for y in ("0,25,25", "20,75,25")]  # fmt: skip
+    shutil.rmtree(other / "eval" / "s")
+    runs = build([run, other], tmp_path / "out")
+    assert any("temperature: 0.0 -> 1.0" in note for note in runs[1].notes)
+    assert tables.runs_table(runs)[2][2:4] == ["-", "-"] == tables.runs_table(runs)[2][7:9]
+    panels = figures.accuracy_by_step(runs).panels
+    assert [[curve.label for curve in panel.curves] for panel in panels] == [[run.name], ["other"]]
+    assert len(tables.checkpoints_of_all(runs)) == 2
+
+
+def test_totals_of_several_runs_are_over_the_benchmarks_of_all(run: Path, other: Path) -> None:
+    for step in (0, 20):
+        write_eval(other, step, {"hard": [[0]] * 4, "toy": [[1], [0], [1], [1]]})
+    runs = side_by_side([collect(run), collect(other)])
+    assert [row[2:4] for row in tables.runs_table(runs)[1:]] == [
+        ["25.0 ±25.0", "75.0 ±25.0"],
+        ["75.0 ±25.0", "75.0 ±25.0"],
+    ]
+    assert any("hard" in note for note in runs[1].notes) and runs[1].rows[-1].gain is not None
+    assert [panel.title for panel in figures.accuracy_by_step(runs).panels] == ["toy"]
 
 
 def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
@@ -433,6 +484,23 @@ python3 -m verl.trainer.main_ppo \\
     actor_rollout_ref.actor.optim.lr=1.5e-06 trainer.experiment_name=2025-06-01
 
 Training from scratch
+def test_a_spike_between_many_points_is_kept(run: Path) -> None:
+    lines = [{"step": step, "g": 1e3 if step == 1234 else -step} for step in range(1, 5002)]
+    (run / "metrics.jsonl").write_text(dump_lines(lines))
+    ((steps, values),) = figures.logged([collect(run)])["g"]
+    assert len(steps) <= figures.MOST_POINTS and steps == sorted(steps)
+    assert (1234, 1e3) in zip(steps, values, strict=True) and min(values) == -5001
+
+
+def test_a_picture_shows_every_name_and_tells_many_runs_apart() -> None:
+    def drawn(*labels: str, color: int = 0) -> bytes:
+        curves = [figures.Curve(label, [1, 2], [1, 2], color=color) for label in labels]
+        return png(figures.Figure("f", "f", "", [figures.Panel("t", "%", curves)]))
+
+    assert drawn("_a", "b") != drawn("_c", "b")
+    assert len({drawn("a", color=color) for color in range(15)}) == 15
+
+
 step:0 - timing/gen:1.500 - critic/lr(1e-4):0.100 - val/test_score/openai/gsm8k:0.250
 the next step:1 is fine, and so is step:9
 step:1 - timing/gen:2.000 - glued:0.50.7 - actor/ppo_kl:-0.001 - perf/throughput:10.250Bar:  50%|
