@@ -156,7 +156,8 @@ async function showFigures() {
 
 // ------------------------------------------------------------------------------- answers
 
-const FORMULA = /\$\$([^$]{1,2000})\$\$|\$([^$\n]{1,500})\$|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
+// As in pandoc: a dollar beside a space, before a digit or after a backslash is an amount.
+const FORMULA = /(?<!\\)\$\$([^$]{1,2000})\$\$|(?<!\\)\$(?!\s)((?:[^$\\\n]|\\.){1,500})(?<!\s)\$(?!\d)|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
 const MOST_FORMULAS = 300;  // of one text: some take KaTeX a millisecond
 const MATHML = { output: "mathml", trust: false, strict: "ignore", maxExpand: 100, maxSize: 10 };
 
@@ -167,13 +168,17 @@ function typeset(text) {
   for (const match of [...text.matchAll(FORMULA)].slice(0, MOST_FORMULAS)) {
     const place = make("span"), [, shown, inline, shown2, inline2] = match;
     try {
-      katex.render(shown ?? inline ?? shown2 ?? inline2, place, { ...MATHML, displayMode: Boolean(shown ?? shown2) });
+      const formula = (shown ?? inline ?? shown2 ?? inline2).replace(/(?<!\\)%/g, "\\%");  // no comment
+      katex.render(formula, place, { ...MATHML, displayMode: Boolean(shown ?? shown2) });
     } catch { continue; }
     nodes.push(visible(text.slice(end, match.index)), place);
     end = match.index + match[0].length;
   }
   return [...nodes, visible(text.slice(end))];
 }
+
+// A gold is typeset if it is TeX. KaTeX would drop spaces of words, and the braces of a set.
+const typesetGold = (gold) => typeset(/[\\^_]/.test(gold) && !gold.includes("$") ? `$${gold}$` : gold);
 
 const index = data("sample-index"), filters = byId("filters");
 const RIGHT = index.statuses.indexOf("correct"), PAGE = 50;
@@ -228,7 +233,8 @@ function questionElement(number) {
   return make("li", {}, folded(summary, async () => {
     const { p, r } = await texts(number);
     return [make("pre", {}, ...typeset(t)),
-      make("p", {}, "gold: ", ...typeset(g.includes("$") ? g : `$${g}$`), ` (${b}, ${u})`),
+      make("p", {}, "gold: ", ...typesetGold(g), ` (${b}, ${u})`),
+      folded(["as written"], () => [make("pre", {}, visible(`${t}\n\ngold: ${g}`))]),
       ...s.flatMap((sample, i) => wanted(sample) ? [sampleElement(sample, p, r[i])] : [])];
   }));
 }

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,55 @@ def test_every_sample_is_in_the_page(run: Path) -> None:
     right = [index["statuses"][status] == "correct" for _, _, status, _ in samples]
     assert right == [True, False, True, True, True, True, True, True, False, False, True, False]
     assert [len(blocks[str(q)]["r"]) for q in range(3)] == [4, 4, 4]
+
+
+def test_a_page_has_limits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints in between are left out first, then answers of those that are shown."""
+    for step in range(0, 50, 10):
+        write_eval(run, step, {"a": [[1, 0, 1, 0], [1, 1, 0, 0]]}, "newer")
+    prompt = len("question 0\n") + len(ATTACK)  # and the extracted answer
+    for limits in ((11, 10**9), (10**9, 11 * (len(ATTACK) + prompt))):
+        for name, limit in zip(("PAGE_SAMPLES", "PAGE_CHARACTERS"), limits, strict=True):
+            monkeypatch.setattr(answers, name, limit)
+        data = collect(run)
+        index = archive([data]).index
+        assert [point["step"] for point in index["checkpoints"]] == [0, 40]
+        shown = [sample[0] for question in index["questions"] for sample in question["s"]]
+        assert 10 <= len(shown) <= 11 and abs(shown.count(0) - shown.count(1)) <= 1
+        assert any(f"{len(shown)} of 16 answers" in note for note in data.notes)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="runs the page's script")
+def test_amounts_of_money_and_percent_are_no_formulas() -> None:
+    """By the page's own functions; KaTeX is replaced by brackets around what it would be given."""
+    source = Path(answers.__file__).with_name("report.js").read_text()
+    part = source[source.index("const FORMULA") : source.index("const index")]
+    cases = {
+        "typeset": {
+            "$2 for an egg and $5 for a hat, or $7?": "$2 for an egg and $5 for a hat, or $7?",
+            "($5)-($7)": "($5)-($7)",
+            r"\$5, so $x = 5$ and $y$.": r"\$5, so [x = 5] and [y].",
+            r"$20% of \$50$, \(a\), $$b$$": r"[20\% of \$50], [a], [b]",
+        },
+        "typesetGold": {
+            **{plain: plain for plain in ("50%", "New York", "$50", "{1, 2}", "25 % of it")},
+            **{r"\frac{1}{2}": r"[\frac{1}{2}]", "x^2": "[x^2]", r"10\%": r"[10\%]"},
+        },
+    }
+    script = (
+        part
+        + f"""
+        const visible = (text) => text, make = () => ({{}});
+        const katex = {{ render: (text, place) => {{ place.text = `[${{text}}]`; }} }};
+        const read = (nodes) => nodes.map((node) => node.text ?? node).join("");
+        const functions = {{ typeset, typesetGold }}, found = {{}};
+        for (const [name, texts] of Object.entries({json.dumps(cases)}))
+          for (const text in texts) (found[name] ??= {{}})[text] = read(functions[name](text));
+        console.log(JSON.stringify(found));
+    """
+    )
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == cases
 
 
 def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
