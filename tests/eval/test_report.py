@@ -197,7 +197,6 @@ def test_shares_begin_at_0_and_a_measure_has_one_color(run: Path) -> None:
     assert all(len(places) == 1 for places in colors.values()) and len(colors) == 3
 
 
-def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
 def test_an_unknown_error_is_no_error_of_0(run: Path) -> None:
     """Of one question, and where all are right or wrong."""
     write_eval(run, 0, {"one": [[1, 0]], "toy": [[0]] * 4}, "newer")
@@ -210,6 +209,7 @@ def test_an_unknown_error_is_no_error_of_0(run: Path) -> None:
     assert "toy,0,0,\n" in (run / "report" / "accuracy.csv").read_text()
 
 
+def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
     names = ["=HYPERLINK(1)", "+1", "-1", "@x", "\tx", "a=1"]
     panel = figures.Panel("=t", "%", [figures.Curve(name, [1], [-2]) for name in names])
     lines = list(csv.reader(figures.Figure("f", "f", "", [panel]).as_csv().splitlines()))[1:]
@@ -396,6 +396,41 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     assert tables.runs_table([collect(run), collect(other)])[2][7:9] == ["-", "-"]
 
 
+def test_only_runs_that_were_asked_alike_are_compared(
+    run: Path, other: Path, tmp_path: Path
+) -> None:
+    """Greedy and sampled scores: both runs have the greedy ones, of fewer steps in one of them."""
+    sampled = {"template": "qwen-math", "temperature": 1.0}
+    for step in (0, 10, 20):
+        write_checkpoint(other / "eval" / "t", step, {"toy": [[1]] * 4}, settings=sampled)
+    for step in (0, 20):
+        with changing(other / "eval" / "s" / f"step_{step}" / "scores.json") as record:
+            record["settings"]["seed"] = 1  # of the samples
+    build([run, other], tmp_path / "out")
+    lines = (tmp_path / "out" / "accuracy.csv").read_text().splitlines()
+    assert lines[1:] == [f"toy,percent right,{x},{y}" for x in (run.name, "other")
+                         for y in ("0,25,25", "20,75,25")]  # fmt: skip
+    shutil.rmtree(other / "eval" / "s")
+    runs = build([run, other], tmp_path / "out")
+    assert any("temperature: 0.0 -> 1.0" in note for note in runs[1].notes)
+    assert tables.runs_table(runs)[2][2:4] == ["-", "-"] == tables.runs_table(runs)[2][7:9]
+    panels = figures.accuracy_by_step(runs).panels
+    assert [[curve.label for curve in panel.curves] for panel in panels] == [[run.name], ["other"]]
+    assert len(tables.checkpoints_of_all(runs)) == 2
+
+
+def test_totals_of_several_runs_are_over_the_benchmarks_of_all(run: Path, other: Path) -> None:
+    for step in (0, 20):
+        write_eval(other, step, {"hard": [[0]] * 4, "toy": [[1], [0], [1], [1]]})
+    runs = side_by_side([collect(run), collect(other)])
+    assert [row[2:4] for row in tables.runs_table(runs)[1:]] == [
+        ["25.0 ±25.0", "75.0 ±25.0"],
+        ["75.0 ±25.0", "75.0 ±25.0"],
+    ]
+    assert any("hard" in note for note in runs[1].notes) and runs[1].rows[-1].gain is not None
+    assert [panel.title for panel in figures.accuracy_by_step(runs).panels] == ["toy"]
+
+
 def test_differing_configuration_without_secrets(run: Path, other: Path) -> None:
     (other / "config.yaml").write_text(
         "recipe: {seed: 8, name: x}\ntrainer: {api_key: other}\ndata: {max_tokens: 5, more: 1}\n"
@@ -449,39 +484,21 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     assert [(p.title, [c.label for c in p.curves]) for p in several.panels] == [("a/b", [run.name])]
 
 
-def test_only_runs_that_were_asked_alike_are_compared(
-    run: Path, other: Path, tmp_path: Path
-) -> None:
-    """Greedy and sampled scores: both runs have the greedy ones, of fewer steps in one of them."""
-    sampled = {"template": "qwen-math", "temperature": 1.0}
-    for step in (0, 10, 20):
-        write_checkpoint(other / "eval" / "t", step, {"toy": [[1]] * 4}, settings=sampled)
-    for step in (0, 20):
-        with changing(other / "eval" / "s" / f"step_{step}" / "scores.json") as record:
-            record["settings"]["seed"] = 1  # of the samples
-    build([run, other], tmp_path / "out")
-    lines = (tmp_path / "out" / "accuracy.csv").read_text().splitlines()
-    assert lines[1:] == [f"toy,percent right,{x},{y}" for x in (run.name, "other")
-                         for y in ("0,25,25", "20,75,25")]  # fmt: skip
-    shutil.rmtree(other / "eval" / "s")
-    runs = build([run, other], tmp_path / "out")
-    assert any("temperature: 0.0 -> 1.0" in note for note in runs[1].notes)
-    assert tables.runs_table(runs)[2][2:4] == ["-", "-"] == tables.runs_table(runs)[2][7:9]
-    panels = figures.accuracy_by_step(runs).panels
-    assert [[curve.label for curve in panel.curves] for panel in panels] == [[run.name], ["other"]]
-    assert len(tables.checkpoints_of_all(runs)) == 2
+def test_a_spike_between_many_points_is_kept(run: Path) -> None:
+    lines = [{"step": step, "g": 1e3 if step == 1234 else -step} for step in range(1, 5002)]
+    (run / "metrics.jsonl").write_text(dump_lines(lines))
+    ((steps, values),) = figures.logged([collect(run)])["g"]
+    assert len(steps) <= figures.MOST_POINTS and steps == sorted(steps)
+    assert (1234, 1e3) in zip(steps, values, strict=True) and min(values) == -5001
 
 
-def test_totals_of_several_runs_are_over_the_benchmarks_of_all(run: Path, other: Path) -> None:
-    for step in (0, 20):
-        write_eval(other, step, {"hard": [[0]] * 4, "toy": [[1], [0], [1], [1]]})
-    runs = side_by_side([collect(run), collect(other)])
-    assert [row[2:4] for row in tables.runs_table(runs)[1:]] == [
-        ["25.0 ±25.0", "75.0 ±25.0"],
-        ["75.0 ±25.0", "75.0 ±25.0"],
-    ]
-    assert any("hard" in note for note in runs[1].notes) and runs[1].rows[-1].gain is not None
-    assert [panel.title for panel in figures.accuracy_by_step(runs).panels] == ["toy"]
+def test_a_picture_shows_every_name_and_tells_many_runs_apart() -> None:
+    def drawn(*labels: str, color: int = 0) -> bytes:
+        curves = [figures.Curve(label, [1, 2], [1, 2], color=color) for label in labels]
+        return png(figures.Figure("f", "f", "", [figures.Panel("t", "%", curves)]))
+
+    assert drawn("_a", "b") != drawn("_c", "b")
+    assert len({drawn("a", color=color) for color in range(15)}) == 15
 
 
 def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
@@ -534,23 +551,6 @@ python3 -m verl.trainer.main_ppo \\
     actor_rollout_ref.actor.optim.lr=1.5e-06 trainer.experiment_name=2025-06-01
 
 Training from scratch
-def test_a_spike_between_many_points_is_kept(run: Path) -> None:
-    lines = [{"step": step, "g": 1e3 if step == 1234 else -step} for step in range(1, 5002)]
-    (run / "metrics.jsonl").write_text(dump_lines(lines))
-    ((steps, values),) = figures.logged([collect(run)])["g"]
-    assert len(steps) <= figures.MOST_POINTS and steps == sorted(steps)
-    assert (1234, 1e3) in zip(steps, values, strict=True) and min(values) == -5001
-
-
-def test_a_picture_shows_every_name_and_tells_many_runs_apart() -> None:
-    def drawn(*labels: str, color: int = 0) -> bytes:
-        curves = [figures.Curve(label, [1, 2], [1, 2], color=color) for label in labels]
-        return png(figures.Figure("f", "f", "", [figures.Panel("t", "%", curves)]))
-
-    assert drawn("_a", "b") != drawn("_c", "b")
-    assert len({drawn("a", color=color) for color in range(15)}) == 15
-
-
 step:0 - timing/gen:1.500 - critic/lr(1e-4):0.100 - val/test_score/openai/gsm8k:0.250
 the next step:1 is fine, and so is step:9
 step:1 - timing/gen:2.000 - glued:0.50.7 - actor/ppo_kl:-0.001 - perf/throughput:10.250Bar:  50%|
@@ -575,6 +575,13 @@ def test_lines_of_a_step_are_merged_and_a_restart_discards_what_it_repeats() -> 
     lines += ["step:3 - a:3.0 - b:3.0", "step:2 - a:np.float64(5.0)", "step:3 - a:1e-06"]
     found = read_log("\n".join(PREFIX + line for line in lines))
     assert found == [{"step": n, "a": a} for n, a in ((1, 1.0), (2, 5.0), (3, 1e-06))]
+
+
+def test_a_resume_that_validates_its_step_keeps_the_training_of_it() -> None:
+    lines = ["step:1 - a:1.0", "step:2 - a:2.0 - val-core/d/acc/mean@1:0.5", "step:3 - a:3.0"]
+    lines += ["step:2 - val-core/d/acc/mean@1:0.75 - val-aux/d/x:1.0", "step:3 - a:4.0"]
+    found = read_log("\n".join(PREFIX + line for line in lines))
+    assert [line["a"] for line in found] == [1.0, 2.0, 4.0] and found[1]["val/d/accuracy"] == 0.75
 
 
 def test_what_verl_prints_is_read() -> None:
