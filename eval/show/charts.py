@@ -98,7 +98,7 @@ def _draw(axes: Axes, panel: Panel, figure: Figure) -> None:
 def _line(axes: Axes, curve: Curve, style: Any, marker: str) -> None:
     label = " " + plain(curve.label)  # matplotlib's legend omits a label that begins with _
     if curve.error is not None:
-        bars = [np.nan if error is None else error for error in curve.error]
+        bars = np.array(curve.error, dtype=np.float64)  # None: NaN, no bar
         axes.errorbar(curve.x, curve.y, yerr=bars, label=label, **style,
                       marker=marker, ms=5, linewidth=1.8, capsize=3)  # fmt: skip
     elif len(curve.x) < FEW:

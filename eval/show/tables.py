@@ -238,7 +238,7 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
         first, result = data.rows[0], data.result
         facts[f"accuracy, {step_name(first.step)}"] = share(first.total) + " %"
         if (picked := data.selection) and picked.benchmark in result.benchmarks:
-            kind = "TEST SET " if picked.kind == "test" else ""
+            kind = "TEST SET " * (picked.kind == "test")
             facts["picked on"] = f"{kind}{picked.benchmark}: its score is too high"
         facts[f"accuracy, {step_name(result.step)}"] = share(result.total) + " %"
         if result.gain is not None:
@@ -290,9 +290,8 @@ def runs_table(runs: Sequence[RunData]) -> Table:
                 a, b = first.result.benchmarks, last.benchmarks
                 gain = paired(question_means(a, a), question_means(b, a))
             against = f"{points(gain)} {interval(gain)}" if gain else "-"
-            totals = [share(row.total) if row and alike else "-" for row in (start, last)]
-            cells = [*totals, str(last.step), change(last.gain), p_value(last.gain)]
-            cells += [against, p_value(gain)]
+            cells = [share(row.total) if row and alike else "-" for row in (start, last)]
+            cells += [str(last.step), change(last.gain), p_value(last.gain), against, p_value(gain)]
         seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
         cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
         table.append([run.name, method(run.config) or "-", *cells])
