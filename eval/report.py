@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eval.show import add_settings, charts, tables
 from eval.show.answers import archive, rollouts
-from eval.show.data import RunData, collect, summary
+from eval.show.data import RunData, collect, common_settings, side_by_side, summary
 from eval.show.figures import figures
 from eval.show.logs import as_run
 from eval.show.page import Page, results
@@ -27,9 +27,11 @@ def build(
     if out is None and len(paths) > 1:
         raise UsageError("a report of several runs needs --out FOLDER")
     folder = out or RunFolder(paths[0]).report
-    runs = [collect(run, settings) for run in paths]
+    preferred = common_settings(paths) if len(paths) > 1 else None
+    runs = [collect(run, settings, preferred) for run in paths]
     if len({run.name for run in runs}) != len(runs):
         raise UserError(f"two runs have the same name: {[run.name for run in runs]}")
+    runs = side_by_side(runs)
     numbers = [summary(run) for run in runs]
     drawn, absent = figures(runs)
     samples, read = archive(runs), [rollouts(run) for run in paths]

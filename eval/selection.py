@@ -41,18 +41,17 @@ def pick_checkpoint(
     run: Path, benchmark: str, settings: str | None = None, on_test_set: bool = False
 ) -> Selection:
     """Write selection.json beside the evaluation's settings, and return it."""
-    scored, entries = scored_steps(run, settings), {}
+    scored, scores = scored_steps(run, settings), dict[int, float]()
     for step, evaluated in scored.items():
         if benchmark not in evaluated.benchmarks:
             raise UserError(f"step {step} is not evaluated on {benchmark}: run eval.sweep")
-        entries[step] = {benchmark: evaluated.benchmarks[benchmark]}
-    last = scored[max(scored)].folder
-    if differing := [s for s in entries if asked_differently(entries[max(entries)], entries[s])]:
+        scores[step] = float(evaluated.benchmarks[benchmark]["accuracy"])
+    end, last = scored[max(scored)], scored[max(scored)].folder
+    if differing := [s for s, x in scored.items() if asked_differently(end, x, [benchmark])]:
         raise UserError(
             f"{benchmark} was asked or graded differently at the steps {differing} than at step "
-            f"{max(entries)}: run eval.sweep for all steps with the same options"
+            f"{max(scored)}: run eval.sweep for all steps with the same options"
         )
-    scores = {step: float(entry[benchmark]["accuracy"]) for step, entry in entries.items()}
     reason = why_no_validation(run, benchmark, last)
     if reason and not on_test_set:
         raise UserError(

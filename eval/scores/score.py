@@ -8,7 +8,7 @@ import argparse
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -231,6 +231,16 @@ class Scored:
     @property
     def benchmarks(self) -> Mapping[str, Mapping[str, Any]]:
         return self.record["benchmarks"]
+
+    def asked(self, benchmark: str) -> dict[str, Any]:
+        """Return how a benchmark was asked and graded, without the seed, which only draws."""
+        entry = self.benchmarks[benchmark]
+        how = {**self.record["settings"], **entry["settings"], "order": entry.get("order")}
+        return {name: value for name, value in how.items() if name != "seed"}
+
+    def only(self, names: Iterable[str]) -> "Scored":
+        entries = {name: self.benchmarks[name] for name in names}
+        return Scored(self.folder, {**self.record, "benchmarks": entries})
 
     @property
     def selection(self) -> Selection | None:

@@ -21,7 +21,9 @@ from eval.show.data import CheckpointRow, RunData
 from prompt_aug.base.files import iter_lines
 from recipe.run.folder import RunFolder
 
-PAGE_SAMPLES = 200_000  # of a page; with more, checkpoints in between are left out
+# Limits of a page: above one, checkpoints in between are left out, then answers.
+PAGE_SAMPLES = 200_000
+PAGE_CHARACTERS = 300_000_000  # before compression; about 110 MB of the page
 RESPONSE_CHARACTERS = 20_000
 BLOCK_CHARACTERS = 1 << 18  # before compression
 MOST_ROLLOUTS = 26
@@ -49,30 +51,32 @@ class _Question:
 
 
 def archive(runs: Sequence[RunData]) -> Archive:
-    """Return all samples of the runs. A note of a run names the checkpoints that are left out."""
+    """Return the samples of the runs. Notes of a run name what is left out."""
     checkpoints: list[dict[str, Any]] = []
     statuses: dict[str, int] = {}
     questions: dict[tuple[str, str, str], _Question] = {}
     for run in runs:
-        for row in _kept(run, PAGE_SAMPLES // len(runs)):
-            shown = ((name, *x) for name in row.benchmarks for x in row.scored.samples(name))
-            for name, line, samples in shown:
-                # Two runs may ask the same question with different prompts.
-                prompt = line["prompt_sha256"] if len(runs) == 1 else ""
-                gold, uid = " | ".join(line["gold"]), line["uid"]
-                entry = {"b": name, "u": uid, "t": line["question"], "s": [], "g": gold}
-                question = questions.setdefault((name, uid, prompt), _Question(entry))
-                for sample in samples:
-                    text = line["prompt"]
-                    place = question.prompts.setdefault(text, len(question.prompts))
-                    status = statuses.setdefault(sample["status"], len(statuses))
-                    facts = [len(checkpoints), sample["sample"], status, sample["tokens"]]
-                    question.entry["s"].append(facts)
-                    text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
-                    text = text[:limit] + rest(text, limit)
-                    record = [place, text, sample.get("extracted"), sample["finish_reason"]]
-                    question.records.append(record)
+        answers, part = list[tuple[Any, ...]](), 1 / len(runs)
+        for row in _kept(run, part):
+            for name in row.benchmarks:
+                read = row.scored.samples(name)
+                answers += ((len(checkpoints), name, line, x) for line, xs in read for x in xs)
             checkpoints.append({"run": run.name, "step": row.step})
+        if len(shown := _fitting(answers, part)) < len(answers):
+            run.notes.append(f"the page has {len(shown)} of {len(answers)} answers, evenly spread")
+        for checkpoint, name, line, sample in shown:
+            # Two runs may ask the same question with different prompts.
+            prompt = line["prompt_sha256"] if len(runs) == 1 else ""
+            gold, uid = " | ".join(line["gold"]), line["uid"]
+            entry = {"b": name, "u": uid, "t": line["question"], "s": [], "g": gold}
+            question = questions.setdefault((name, uid, prompt), _Question(entry))
+            place = question.prompts.setdefault(line["prompt"], len(question.prompts))
+            status = statuses.setdefault(sample["status"], len(statuses))
+            question.entry["s"].append([checkpoint, sample["sample"], status, sample["tokens"]])
+            text, limit = sample.get("response", ""), RESPONSE_CHARACTERS
+            text = text[:limit] + rest(text, limit)
+            record = [place, text, sample.get("extracted"), sample["finish_reason"]]
+            question.records.append(record)
     blocks: list[str] = []
     block: dict[int, Any] = {}
     size = 0
@@ -94,17 +98,41 @@ def packed(value: object) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _kept(run: RunData, most: int) -> list[CheckpointRow]:
-    """Return all checkpoints; with more than `most` samples, evenly spaced ones and both ends."""
-    rows = list(run.rows)
-    sizes = [sum(entry["samples"] for entry in row.benchmarks.values()) for row in rows]
-    if sum(sizes) <= most:
+def _kept(run: RunData, most: float) -> list[CheckpointRow]:
+    """Return all checkpoints; if they need more than `most` of a page, evenly spaced ones."""
+
+    def part(row: CheckpointRow) -> float:
+        folders = map(row.scored.folder.benchmark, row.benchmarks)
+        size = sum(file.stat().st_size for folder in folders for file in folder.sample_files())
+        count = sum(entry["samples"] for entry in row.benchmarks.values())
+        return max(count / PAGE_SAMPLES, size / PAGE_CHARACTERS)
+
+    rows, parts = list(run.rows), [part(row) for row in run.rows]
+    if sum(parts) <= most or len(rows) < 3:
         return rows
-    count = max(2, min(len(rows), most // max(sizes)))
+    count = max(2, min(len(rows), int(most / max(parts))))
     places = sorted({round(i * (len(rows) - 1) / (count - 1)) for i in range(count)})
     kept = [rows[place] for place in places]
     steps = ", ".join(str(row.step) for row in kept)
     run.notes.append(f"samples of {len(rows)} checkpoints would be too many: those of {steps}")
+    return kept
+
+
+def _fitting(answers: list[tuple[Any, ...]], part: float) -> list[tuple[Any, ...]]:
+    """Return the answers; if they need more than this part of a page, evenly spread ones."""
+    needs = []
+    for *_, line, sample in answers:
+        size = min(len(sample.get("response", "")), RESPONSE_CHARACTERS)
+        size += len(line["prompt"] + (sample.get("extracted") or ""))
+        needs.append(max(1 / PAGE_SAMPLES, size / PAGE_CHARACTERS))
+    if (total := sum(needs)) <= part:
+        return answers
+    due, used, kept = 0.0, 0.0, list[tuple[Any, ...]]()
+    for answer, need in zip(answers, needs, strict=True):
+        due += need * part / total
+        if used + need <= due:
+            used += need
+            kept.append(answer)
     return kept
 
 

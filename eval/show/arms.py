@@ -21,13 +21,18 @@ from prompt_aug import typed
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import FloatArray, Interval
 from prompt_aug.base.files import sha256
+from prompt_aug.prompts import FORM
 from recipe.config.evaluation import MOST_SAMPLES, SAMPLING
 from recipe.run.folder import read_config, select
 
 Line = Mapping[str, Any]
 Key = tuple[str, int, str, int]  # arm, seed, set, step
 Cell = tuple[str, int]  # set, step
-ASKED = ("set_sha", "grader", "decode", "n")  # the same in all lines of a contrast
+ASKED = ("set_sha", "grader", "n")  # with `decode` the same in all lines of a contrast
+DECODE = (
+    *(*SAMPLING, "max_tokens", "template", "extraction", "tolerance", "verifiers"),
+    *(*FORM, "template_sha256", "system_prompt", "stop", "dtype", "max_model_len"),
+)
 
 
 class Contrast(typed.Record):
@@ -234,9 +239,8 @@ def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str
         for name, entry in one.benchmarks.items():
             if "order" not in entry or "sha256" not in entry["settings"]:
                 raise UserError(f"{one.folder.root}: scores of an older version. Sweep it again.")
-            asked, how = entry["settings"], one.record["settings"]
-            decode = {key: how.get(key) for key in (*SAMPLING, "max_tokens", "template")}
-            decode |= {key: asked.get(key) for key in ("extraction", "tolerance", "verifiers")}
+            asked = one.asked(name)
+            decode = {key: asked.get(key) for key in DECODE}
             right = np.rint(np.multiply(entry["question_means"], asked["samples"])).astype(int)
             digest = f"{asked['sha256'][:16]}-{entry['order'][:16]}"  # questions and their order
             line = {"arm": arm, "seed": seed, "step": step, "set": name, "set_sha": digest}
@@ -299,11 +303,14 @@ def runs_of(
         if len({found[arm, seed, *cell].get("start_sha") for arm in arms for cell in cells}) > 1:
             raise UserError(f"seed {seed} has runs of different start models")
     for cell in cells:
-        first, *others = (found[arm, seed, *cell] for arm in arms for seed in seeds)
-        for other in others:
-            was, now = ({name: line[name] for name in ASKED} for line in (first, other))
-            if changed := differences(was, now):
-                raise UserError(f"{cell}: evaluated differently: {'; '.join(changed)}")
+        first = dict[str, Any]()  # of each key; lines of older versions lack some
+        for line in (found[arm, seed, *cell] for arm in arms for seed in seeds):
+            now = {**line["decode"], **{name: line[name] for name in ASKED}}
+            if changed := differences({k: first.setdefault(k, v) for k, v in now.items()}, now):
+                raise UserError(
+                    f"{cell}: evaluated differently: {'; '.join(changed)}. Run eval.sweep with the "
+                    "same options for all, or name one evaluation with --settings."
+                )
     return [[[found[arm, seed, *cell] for cell in cells] for seed in seeds] for arm in arms]
 
 

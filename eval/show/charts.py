@@ -20,6 +20,7 @@ from eval.show.figures import Curve, Figure, Panel
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 STACK_COLORS = (*COLORS, "#F0E442", "#999999", "#66A61E", "#882255", "#DDCC77")
 MARKERS = "osD^vP*"
+LINES = ("-", "--", ":", "-.")  # a curve beyond the colors has the next one
 COLUMNS = 3
 LABEL_CHARACTERS = 28  # of a line
 FEW = 12  # points; shorter curves get markers and no running mean
@@ -82,25 +83,27 @@ def _draw(axes: Axes, panel: Panel, figure: Figure) -> None:
         axes.stackplot(panel.curves[0].x, values, labels=labels, colors=STACK_COLORS)
         axes.set_ylim(bottom=0)
     for curve in () if panel.stacked else panel.curves:
-        index = curve.color % len(COLORS)
-        _line(axes, curve, COLORS[index], MARKERS[index])
+        again, index = divmod(curve.color, len(COLORS))
+        style = {"color": COLORS[index], "linestyle": LINES[again % len(LINES)]}
+        _line(axes, curve, style, MARKERS[(index + again) % len(MARKERS)])
     if len(panel.curves) > 1:
         small = len(figure.panels) > 1
         place = {"loc": "best"} if small else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         size = 7 if small else 9
         legend = axes.legend(frameon=False, fontsize=size, reverse=panel.stacked, **place)
         for text in legend.get_texts():
-            text.set_text(textwrap.fill(text.get_text(), LABEL_CHARACTERS))
+            text.set_text(textwrap.fill(text.get_text().strip(), LABEL_CHARACTERS))
 
 
-def _line(axes: Axes, curve: Curve, color: str, marker: str) -> None:
-    label = plain(curve.label)
+def _line(axes: Axes, curve: Curve, style: Any, marker: str) -> None:
+    label = " " + plain(curve.label)  # matplotlib's legend omits a label that begins with _
     if curve.error is not None:
-        axes.errorbar(curve.x, curve.y, yerr=curve.error, label=label, color=color,
+        bars = np.array(curve.error, dtype=np.float64)  # None: NaN, no bar
+        axes.errorbar(curve.x, curve.y, yerr=bars, label=label, **style,
                       marker=marker, ms=5, linewidth=1.8, capsize=3)  # fmt: skip
     elif len(curve.x) < FEW:
-        axes.plot(curve.x, curve.y, color=color, label=label, linewidth=1.8, marker="o", ms=3.5)
+        axes.plot(curve.x, curve.y, **style, label=label, linewidth=1.8, marker="o", ms=3.5)
     else:
-        axes.plot(curve.x, curve.y, color=color, alpha=0.3, linewidth=0.9)
+        axes.plot(curve.x, curve.y, **style, alpha=0.3, linewidth=0.9)
         smooth = running_mean(curve.y, max(5, len(curve.y) // 20))
-        axes.plot(curve.x, smooth, color=color, label=label, linewidth=2.0)
+        axes.plot(curve.x, smooth, **style, label=label, linewidth=2.0)

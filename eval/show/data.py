@@ -5,8 +5,9 @@ Missing data becomes a note, never a zero.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class CheckpointRow:
     benchmarks: Entries
     total: metrics.Estimate
     gain: Difference | None
+
+    @property
+    def asked(self) -> dict[str, dict[str, Any]]:
+        return {name: self.scored.asked(name) for name in self.benchmarks}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class RunData:
         return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})
 
 
-def collect(run: Path, settings: str | None = None) -> RunData:
+def collect(run: Path, settings: str | None = None, preferred: str | None = None) -> RunData:
     """Read a run folder. Missing scores or metrics become notes; both missing is an error."""
     folder, notes = RunFolder(run), list[str]()
     texts = {}
@@ -102,7 +107,7 @@ def collect(run: Path, settings: str | None = None) -> RunData:
     lines = read_metrics(run)
     if not lines:
         notes.append("metrics.jsonl has no training step: there are no training curves")
-    scored = choose_evaluation(run, settings, notes)
+    scored = choose_evaluation(run, settings, notes, preferred)
     require_one_grader({f"step_{step}": x.record["grader"] for step, x in scored.items()})
     if not scored and folder.environment.exists():  # not the log of another program
         notes.append(f"no checkpoint is evaluated yet: run `{how_to_sweep(run)}`")
@@ -156,23 +161,25 @@ def checkpoint_rows(
         notes.append(f"left out, because not all checkpoints have it: {', '.join(sorted(partial))}")
     if not common:
         raise UserError("the checkpoints have no benchmark in common: evaluate them again")
-    last = scored[max(scored)].benchmarks
-    names = [name for name in last if name in common]
-    if selection and selection.validated_by in names and len(names) > 1:
-        names.remove(selection.benchmark)
+    last = scored[max(scored)]
+    names = [name for name in last.benchmarks if name in common]
+    picked = selection.validated_by if selection else None
+    if picked in names and len(names) > 1:
+        names.remove(picked)
+    notes += [f"a checkpoint was picked by {picked}: its score is too high"] * (picked in names)
     if 0 not in scored:
         notes.append("the start model (step 0) is not evaluated: there is no gain over it")
     rows = []
     for step in sorted(scored):
-        entries, gain = {name: scored[step].benchmarks[name] for name in names}, None
+        entries, gain = scored[step].only(names).benchmarks, None
         if step and 0 in scored:
-            start = scored[0].benchmarks
-            if changed := asked_differently(start, entries):
+            if changed := asked_differently(scored[0], scored[step], names):
                 note = f"{changed[0]} was asked differently of the start model: no gain is given"
                 notes += [note] if note not in notes else []
             else:
-                gain = paired(question_means(start, entries), question_means(entries, entries))
-        if changed := asked_differently(last, entries):
+                start = question_means(scored[0].benchmarks, names)
+                gain = paired(start, question_means(entries, names))
+        if changed := asked_differently(last, scored[step], names):
             notes.append(f"{changed[0]} was asked differently at step {step} than at the last one")
         parts = [metrics.of_means(entry["question_means"]) for entry in entries.values()]
         total = metrics.over_questions(parts)
@@ -180,15 +187,41 @@ def checkpoint_rows(
     return rows
 
 
-def asked_differently(entries: Entries, others: Entries) -> list[str]:
-    """Return the benchmarks of `others` that `entries` lacks or has with other settings."""
-    return [
-        name
-        for name, entry in others.items()
-        if name not in entries
-        or entries[name].get("order") != entry.get("order")
-        or differences(entries[name]["settings"], entry["settings"])
-    ]
+def asked_differently(one: Scored, other: Scored, names: Iterable[str]) -> list[str]:
+    """Return those of the benchmarks that two checkpoints were asked, or graded, differently."""
+    return [name for name in names if one.asked(name) != other.asked(name)]
+
+
+def side_by_side(runs: Sequence[RunData]) -> list[RunData]:
+    """Return the runs over the benchmarks that all have, asked alike; notes name what is left out.
+
+    A run that shares none with those before it keeps its own, and is not compared.
+    """
+    scored, compared = [run for run in runs if run.rows], dict[str, RunData]()
+    shared = scored[0].rows[-1].asked if scored else {}
+    for run in scored:
+        asked = run.rows[-1].asked
+        if both := {name: how for name, how in asked.items() if shared.get(name) == how}:
+            shared, compared[run.name] = both, run
+        else:
+            name = next((name for name in shared if name in asked), None)
+            why = differences(shared[name], asked[name]) if name else ["no benchmark in common"]
+            run.notes.append(
+                f"not compared with {scored[0].name}: {'; '.join(why)}. Run eval.sweep with the "
+                "same options, or name one evaluation with --settings."
+            )
+    for run in compared.values():
+        if others := set(run.rows[-1].asked) - set(shared):
+            run.notes.append(f"left out, not asked alike of all runs: {', '.join(sorted(others))}")
+            rows = checkpoint_rows({x.step: x.scored.only(shared) for x in run.rows}, [], None)
+            compared[run.name] = replace(run, rows=rows)
+    return [compared.get(run.name, run) for run in runs]
+
+
+def apart(runs: Sequence[RunData], run: RunData) -> str:
+    """Return " (NAME)" of the first run that was asked as `run` was, "" if it is the first."""
+    names = [x.name for x in runs if x.rows and x.rows[-1].asked == run.rows[-1].asked]
+    return "" if names[0] == next(x.name for x in runs if x.rows) else f" ({names[0]})"
 
 
 def question_means(entries: Entries, names: Iterable[str]) -> list[float]:
@@ -232,11 +265,21 @@ def summary(data: RunData) -> dict[str, Any]:
     }
 
 
-def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict[int, Scored]:
+def common_settings(runs: Iterable[Path]) -> str | None:
+    """Return the settings that most runs have scores of; ties go to those with the most steps."""
+    files = {run: RunFolder(run).evaluation.glob("*/step_*/scores.json") for run in runs}
+    found = [(run, path.parts[-3]) for run, paths in files.items() for path in paths]
+    having, steps = (Counter(name for _, name in x) for x in (set(found), found))
+    return max(sorted(steps), key=lambda name: (having[name], steps[name]), default=None)
+
+
+def choose_evaluation(
+    run: Path, settings: str | None, notes: list[str], preferred: str | None = None
+) -> dict[int, Scored]:
     """Return the scored checkpoints of `settings`, by step; a note names the other settings.
 
-    None selects the settings with the most steps; ties go to the newest. Scores of weights that
-    were exported anew since are left out with a note.
+    None selects the `preferred` ones, else those with the most steps; ties go to the newest. Scores
+    of weights that were exported anew since are left out with a note.
     """
     root, stale = RunFolder(run).evaluation, list[str]()
     by_settings: dict[str, dict[int, Scored]] = {}
@@ -260,9 +303,9 @@ def choose_evaluation(run: Path, settings: str | None, notes: list[str]) -> dict
     if not by_settings:
         return {}
 
-    def rank(name: str) -> tuple[int, float]:
+    def rank(name: str) -> tuple[bool, int, float]:
         written = [scored.folder.scores.stat().st_mtime for scored in by_settings[name].values()]
-        return len(written), max(written)
+        return name == preferred, len(written), max(written)
 
     chosen = settings or max(by_settings, key=rank)
     if others := sorted(set(by_settings) - {chosen}):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.show.data import RunData, Series
+from eval.show.data import RunData, Series, apart
 
 # The parts of a trainer step that follow one another, as timing_s/PART has them, with their labels.
 # Validation and saving are not among them: they are outside verl's timer of the step.
@@ -68,13 +68,13 @@ PLAIN: dict[str, tuple[str, str, list[tuple[str, str, dict[str, str]]]]] = {
 TOTAL = "all questions"
 HELD_OUT = "Accuracy on held-out questions"
 VALIDATION = "Validation accuracy in training"
-MOST_POINTS = 2000  # of a curve of `logged`, which the page embeds
+MOST_POINTS = 2000  # of a curve of `logged`, which the page embeds; report.js has this number
 STEP_SECONDS = "Seconds per training step"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one line; `error` is one standard error of each y.
+    """The points of one line; `error` is one standard error of each y, None where there is none.
 
     `color` is its place in the palette: equal for a measure, or a run, in all figures.
     """
@@ -82,7 +82,7 @@ class Curve:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    error: Sequence[float] | None = None
+    error: Sequence[float | None] | None = None
     color: int = 0
 
 
@@ -118,7 +118,7 @@ class Figure:
         if not share and len(same) < 2:
             return None
         ends = [
-            y + sign * error
+            y + sign * (error or 0.0)
             for other in same
             for curve in other.curves
             for y, error in zip(curve.y, curve.error or [0.0] * len(curve.y), strict=True)
@@ -136,8 +136,8 @@ class Figure:
         for panel in self.panels:
             for curve in panel.curves:
                 for i, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
-                    error = "" if curve.error is None else f"{curve.error[i]:.9g}"
-                    point = (f"{x:g}", f"{y:.9g}", error)
+                    error = curve.error[i] if curve.error else None
+                    point = (f"{x:g}", f"{y:.9g}", "" if error is None else f"{error:.9g}")
                     writer.writerow([*map(cell, (panel.title, panel.unit, curve.label)), *point])
         return file.getvalue()
 
@@ -156,21 +156,26 @@ def _label(runs: Runs, run: RunData, label: str = "") -> str:
     return f"{run.name}: {label}" if label else run.name
 
 
+def error_bar(accuracy: float, error: float | None) -> float | None:
+    """Return the error in percent; None at 0 and 1, where a standard error of 0 says nothing."""
+    return None if error is None or accuracy in (0.0, 1.0) else 100 * error
+
+
 def accuracy_by_step(runs: Runs) -> Figure:
-    """Return accuracy by step: a line per benchmark, or for several runs a panel per benchmark."""
-    names = list(dict.fromkeys(n for run in runs if run.rows for n in run.rows[-1].benchmarks))
+    """Return accuracy by step: a line per benchmark; for several runs a panel, if asked alike."""
     curves: dict[str, list[Curve]] = {}
-    for name in [*names, TOTAL] if len(names) > 1 else names:
-        for number, run in enumerate(runs):
-            by_step = {row.step: {TOTAL: asdict(row.total), **row.benchmarks} for row in run.rows}
-            scores = {step: entries[name] for step, entries in by_step.items() if name in entries}
-            if scores:
-                y = [100 * entry["accuracy"] for entry in scores.values()]
-                error = [100 * (entry["standard_error"] or 0.0) for entry in scores.values()]
-                panel, label = (HELD_OUT, name) if len(runs) == 1 else (name, run.name)
-                color = number or len(curves.get(panel, ())) * (len(runs) == 1)
-                curves.setdefault(panel, []).append(Curve(label, list(scores), y, error, color))
-    caption = "bars are one standard error, clustered by question"
+    for number, run in enumerate(runs):
+        names = list(run.rows[-1].benchmarks) if run.rows else []
+        for name in [*names, TOTAL] if len(names) > 1 else names:
+            scores = [{TOTAL: asdict(row.total), **row.benchmarks}[name] for row in run.rows]
+            y = [100 * entry["accuracy"] for entry in scores]
+            error = [error_bar(entry["accuracy"], entry["standard_error"]) for entry in scores]
+            beside = (name + apart(runs, run), run.name)
+            panel, label = (HELD_OUT, name) if len(runs) == 1 else beside
+            color = number or len(curves.get(panel, ())) * (len(runs) == 1)
+            steps = [row.step for row in run.rows]
+            curves.setdefault(panel, []).append(Curve(label, steps, y, error, color))
+    caption = "bars are one standard error, clustered by question; none at 0 and 100 %"
     panels = [Panel(title, "percent right", lines) for title, lines in curves.items()]
     return Figure("accuracy", "Accuracy by checkpoint", caption, panels)
 
@@ -184,7 +189,7 @@ def validation(runs: Runs) -> Figure:
             steps, y = run.series(key)
             errors = dict(zip(*run.series(f"val/{source}/standard_error"), strict=True))
             panel, label = (VALIDATION, source) if len(runs) == 1 else (source, run.name)
-            error = [100 * errors.get(step, 0.0) for step in steps]
+            error = [error_bar(v, errors.get(step)) for step, v in zip(steps, y, strict=True)]
             color = number or len(curves.get(panel, ())) * (len(runs) == 1)
             values = [100 * v for v in y]
             curves.setdefault(panel, []).append(Curve(label, steps, values, error, color))
@@ -197,11 +202,18 @@ def validation(runs: Runs) -> Figure:
 
 
 def logged(runs: Runs) -> dict[str, list[Series]]:
-    """Return the (steps, values) of each logged metric, one a run, with at most MOST_POINTS."""
+    """Return the (steps, values) of each logged metric, one a run.
+
+    Of more than MOST_POINTS, the lowest and the highest of each interval are kept.
+    """
 
     def thinned(series: Series) -> Series:
-        stride = -(-len(series[0]) // MOST_POINTS) or 1
-        return series[0][::stride], [float(f"{y:.6g}") for y in series[1][::stride]]
+        (x, y), size = series, len(series[0])
+        stride = 2 * -(-size // MOST_POINTS)
+        parts = [range(i, min(i + stride, size)) for i in range(0, size, stride or 1)]
+        ends = {end(part, key=y.__getitem__) for part in parts for end in (min, max)}
+        kept = sorted(ends) if size > MOST_POINTS else range(size)
+        return [x[i] for i in kept], [float(f"{y[i]:.6g}") for i in kept]
 
     keys = sorted({key for run in runs for key in run.keys("")} - {"step"})
     series = {key: [thinned(run.series(key)) for run in runs] for key in keys}
@@ -223,7 +235,8 @@ def pass_at_k_curves(runs: Runs) -> Figure:
                 values = sorted((int(k), 100 * value) for k, value in entry["pass_at_k"].items())
                 if len(values) > 1:
                     ks, y = zip(*values, strict=True)
-                    drawn, label = curves.setdefault(name, []), f"step {row.step}"
+                    panel, label = name + apart(runs, run), f"step {row.step}"
+                    drawn = curves.setdefault(panel, [])
                     drawn.append(Curve(_label(runs, run, label), ks, y, color=len(drawn)))
     caption = "unbiased, from all samples of a question; the first and the last checkpoint"
     panels = [Panel(name, "percent", lines) for name, lines in curves.items()]

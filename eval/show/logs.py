@@ -1,8 +1,9 @@
 """Reader of verl's console output: the log of any verl run becomes a run folder for the report.
 
 verl's console logger prints ``step:N - key:value - key:value`` for training and validation. The
-lines of a step are merged. A step below the last one is a restart: it discards the steps from there
-on. Metrics keep verl's names, except those of `RENAMED`; what a log lacks stays absent.
+lines of a step are merged. A step below the last one is a restart: it discards the later steps, and
+its own earlier line unless it only validates. Metrics keep verl's names, except those of `RENAMED`;
+what a log lacks stays absent.
 """
 
 import math
@@ -36,9 +37,10 @@ def read_log(text: str) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for number, entries in STEP.findall(text):
         step = int(number)
-        if steps and step < max(steps):
-            steps = {earlier: line for earlier, line in steps.items() if earlier < step}
         values = {_renamed(key): float(value) for key, value in ENTRY.findall(entries)}
+        if steps and step < max(steps):
+            resumed = all(key.startswith(("val/", "val-")) for key in values)
+            steps = {n: line for n, line in steps.items() if n < step + resumed}
         steps[step] = steps.get(step, {}) | values
     return [metrics_line(step, values) for step, values in steps.items() if values]
 

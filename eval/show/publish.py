@@ -1,10 +1,11 @@
 """Export the scores of a run to other tools.
 
-For each scored checkpoint, or those of --steps: scores in the training's tensorboard or wandb run,
-a model card in the exported folder, with the command that uploads it.
+For each scored checkpoint, or those of --steps: scores in tensorboard or wandb, beside the
+training's, a model card in the exported folder, with the command that uploads it.
 """
 
 import argparse
+import hashlib
 import os
 import re
 import shlex
@@ -27,10 +28,11 @@ from prompt_aug.prepare.sources import load_presets
 from prompt_aug.prompts import Prompts
 from prompt_aug.questions import read_parquet
 from recipe.machine import environment
+from recipe.machine.host import ROOT
 from recipe.run.folder import MANIFEST, RunFolder, read_config, select
 
 CARD = "README.md"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"(?!(?:models?|checkpoints?|runs|outputs?|data)/)\w[\w.-]*/\w[\w.-]*")
 CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 SUFFIX = ".eval"  # of our event file, which a second call replaces
 
@@ -61,8 +63,8 @@ def model_card(checkpoint: Evaluated) -> str:
     """Return the card: metadata for a hub, then the facts of the run, the scores, the prompt."""
     run = RunFolder(checkpoint.run)
     config = read_config(checkpoint.run) if run.config.is_file() else {}
-    name, hub_id, license_name = base_model(config)
-    license_name = license_name or _license(run.exported(checkpoint.step) / CARD)  # added by hand
+    name, hub_id, terms = base_model(config, run)
+    terms = terms or _license(run.exported(checkpoint.step) / CARD)  # added by hand
     trained = read_json(run.environment) if run.environment.is_file() else {}
     train = run.data("train")
     sources = {q.source for q in read_parquet(train, "last")} if train.is_file() else set()
@@ -78,7 +80,7 @@ def model_card(checkpoint: Evaluated) -> str:
     data = ModelCardData(
         base_model=hub_id,
         datasets=hubs or None,
-        license=license_name,
+        **terms,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "math", "verl"],
@@ -91,7 +93,7 @@ def model_card(checkpoint: Evaluated) -> str:
         "method": tables.method(config) or "not recorded",
         "training data": ", ".join(sorted(sources)) or "not recorded",
         "step": checkpoint.step,
-        "license": license_name or "unknown. Add `license:` before publishing.",
+        "license": ", ".join(terms.values()) or "unknown. Add `license:` before publishing.",
         "commit of the training": trained.get("commit"),
         "commit of the evaluation": checkpoint.record["environment"].get("commit"),
     }
@@ -115,27 +117,35 @@ def _picked(checkpoint: Evaluated) -> str:
     chosen = checkpoint.selection
     if chosen is None or chosen.step != checkpoint.step:
         return ""
-    high = ", which is too high" if chosen.kind == "test" else ""
-    return f" The step was picked by its score on {chosen.benchmark}{high}."
+    return f" The step was picked by its score on {chosen.benchmark}, which is too high."
 
 
-def _license(card: Path) -> str | None:
+def _license(card: Path) -> dict[str, Any]:
+    """Return the license of a card; if it is `other`, also its name and link."""
     try:
         loaded = ModelCard.load(card, ignore_metadata_errors=True) if card.is_file() else None
     except (ValueError, yaml.YAMLError):  # broken metadata of somebody else
-        return None
-    return loaded.data.license if loaded else None
+        return {}
+    terms = loaded.data.to_dict() if loaded else {}
+    return {key: value for key, value in terms.items() if key.startswith("license") and value}
 
 
-def base_model(config: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    """Return name, hub id and license of the start model, without any local path."""
+def base_model(config: Mapping[str, Any], run: RunFolder) -> tuple[str, str | None, dict[str, Any]]:
+    """Return name, hub id and license of the start model, without any local path.
+
+    A relative path may look like a hub id: it is one by the export of step 0, or by the cache.
+    """
     path = str(select(config, "actor_rollout_ref.model.path") or "not recorded")
-    cached = CACHED.search(path)
-    name = "/".join(cached.groups()) if cached else path
-    hub_id = name if HUB_ID.fullmatch(name) and (cached or not Path(path).is_dir()) else None
-    card = try_to_load_from_cache(hub_id, CARD) if hub_id else str(Path(path) / CARD)
-    license_name = _license(Path(card)) if isinstance(card, str) else None
-    return hub_id or Path(name).name, hub_id, license_name
+    cached, start = CACHED.search(path), run.manifest(0)
+    name, on_hub = "/".join(cached.groups()) if cached else path, bool(cached)
+    folders = [place for above in (Path(), run.root, ROOT) if (place := above / path).is_dir()]
+    if HUB_ID.fullmatch(name) and not (on_hub or folders):
+        in_cache = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        on_hub = "files" not in read_json(start) if start.is_file() else in_cache
+    hub_id = name if on_hub else None
+    card = try_to_load_from_cache(name, CARD) if on_hub else str([*folders, Path(path)][0] / CARD)
+    terms = _license(Path(card)) if isinstance(card, str) else {}
+    return hub_id or Path(name).name, hub_id, terms
 
 
 def _prompt(checkpoint: Evaluated, config: Mapping[str, Any]) -> str:
@@ -177,10 +187,11 @@ def scalars(checkpoint: Evaluated) -> dict[str, float]:
 
 
 def to_tensorboard(run: Path, checkpoints: Sequence[Evaluated]) -> Path:
-    """Write an event file into RUN/tensorboard, replacing an earlier one of this command."""
+    """Write an event file into RUN/tensorboard/eval, replacing an earlier one of this command."""
     from torch.utils.tensorboard import SummaryWriter  # imports torch
 
-    folder = Path(os.environ.get("TENSORBOARD_DIR", RunFolder(run).tensorboard))
+    # Not in the folder itself: an open TensorBoard would no longer read the training's older file.
+    folder = Path(os.environ.get("TENSORBOARD_DIR", RunFolder(run).tensorboard)) / "eval"
     for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
     with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
@@ -191,24 +202,32 @@ def to_tensorboard(run: Path, checkpoints: Sequence[Evaluated]) -> Path:
 
 
 def to_wandb(run: Path, checkpoints: Sequence[Evaluated]) -> str:
-    """Log into the training's wandb run (WANDB_MODE=offline: a folder of RUN); return its id."""
+    """Log into a wandb run of its own, whose group is named as the training; return its id.
+
+    In the training's run, wandb would drop its later steps. wandb keeps the first values of a step,
+    so the id has a digest of the scores: the same scores are not repeated, others get a new run.
+    """
     import wandb
 
     folder = RunFolder(run)
     environment.keep_wandb_run(folder.wandb_run)
     config = read_config(run) if folder.config.exists() else {}
+    rows = {checkpoint.step: scalars(checkpoint) for checkpoint in checkpoints}
+    digest, training = hashlib.sha256(repr(rows).encode()), os.environ["WANDB_RUN_ID"]
+    name = select(config, "trainer.experiment_name") or training
     try:
         with wandb.init(
             project=select(config, "trainer.project_name"),
-            name=select(config, "trainer.experiment_name"),
-            id=os.environ["WANDB_RUN_ID"],
+            name=f"{name}-eval",
+            group=name,
+            id=f"{training}-eval-{digest.hexdigest()[:8]}",
             resume="allow",
             dir=str(run),
         ) as session:
-            session.define_metric("eval/step")  # wandb's own step cannot go back
+            session.define_metric("eval/step")
             session.define_metric("eval/*", step_metric="eval/step")
-            for checkpoint in checkpoints:
-                session.log({"eval/step": checkpoint.step, **scalars(checkpoint)})
+            for step, row in rows.items():
+                session.log({"eval/step": step, **row}, step=step)
             return str(session.id)
     except wandb.Error as error:  # no login, no network
         reason = str(error).partition("\n")[0]
@@ -240,7 +259,8 @@ def publish(options: argparse.Namespace) -> None:
         if options.card and (checkpoint.step or steps):
             card = write_card(checkpoint)
             print(f"card: {card}")
-            words = ("hf", "upload", checkpoint.model, str(card.parent), "--private")
+            name = re.sub(r"\W{2,}|[^\w.-]", "-", checkpoint.model, flags=re.ASCII)[-96:]
+            words = ("hf", "upload", name.strip("-."), str(card.parent), "--private")
             print(f"upload it: {shlex.join(words)}")
     for name in dict.fromkeys(options.log):
         print(f"{name}: {LOGGERS[name](run, checkpoints)}")
@@ -253,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("run", type=existing, help="run folder")
     add_steps(parser)
     add_settings(parser)
-    add("--log", nargs="+", choices=LOGGERS, default=[], help="add to the training's run")
+    add("--log", nargs="+", choices=LOGGERS, default=[], help="add to the training's curves")
     add(
         "--card",
         action="store_true",

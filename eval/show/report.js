@@ -37,6 +37,7 @@ const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
   "#b8a800", "#66a61e", "#882255"];
 const DARK = ["#6cb6ff", "#ff8c42", "#2fd0a0", "#e79cc8", "#f2b94b", "#a8d8ff", "#b0b0b0",
   "#d8cc3a", "#8fd14f", "#e07a9b"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];  // a curve beyond the colors has the next one
 const dark = matchMedia("(prefers-color-scheme: dark)");
 // Plotly reads tags in labels.
 const label = (text) => visible(text).replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "＆" })[c]);
@@ -53,7 +54,8 @@ function traces(panel, window, printing) {
   const [colors, faint] = !printing && dark.matches ? [DARK, 0.6] : [LIGHT, 0.35];
   const smooth = window > 1 && !panel.stacked;
   return panel.curves.flatMap((curve, i) => {
-    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[curve.color % colors.length], width: 1 },
+    const dash = DASHES[Math.floor(curve.color / colors.length) % DASHES.length];
+    const raw = { x: curve.x, y: curve.y, mode: "lines", line: { color: colors[curve.color % colors.length], dash, width: 1 },
       opacity: faint, hoverinfo: "skip", showlegend: false, legendgroup: i };
     const line = { ...raw, name: wrapped(curve.label || panel.title), line: { ...raw.line, width: 2 },
       y: smooth ? runningMean(curve.y, window >> 1) : curve.y, opacity: 1, hoverinfo: "all", showlegend: true,
@@ -126,7 +128,8 @@ async function showMetric() {
   if (!key) return;
   const cell = (text) => JSON.stringify(text.replace(/^[=+\-@\t\r]/, "'$&"));  // no formula of a spreadsheet
   const lines = curves.flatMap(({ label, x, y }) => x.map((step, i) => `${cell(label)},${step},${y[i]}`));
-  const figure = { name: key.replace(/\W+/g, "-"), title: key, caption: "as metrics.jsonl has it", x_title: "training step",
+  const figure = { name: key.replace(/\W+/g, "-"), title: key, x_title: "training step",
+    caption: "from metrics.jsonl; of more than 2,000 points the lowest and highest of each interval, also in the CSV",
     panels: [{ title: key, unit: "", curves }], csv: ["run,training step,value", ...lines].join("\n") };
   draws.set("metric", addFigure(figure, place));
   draws.get("metric")();
@@ -153,7 +156,8 @@ async function showFigures() {
 
 // ------------------------------------------------------------------------------- answers
 
-const FORMULA = /\$\$([^$]{1,2000})\$\$|\$([^$\n]{1,500})\$|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
+// As in pandoc: a dollar beside a space, before a digit or after a backslash is an amount.
+const FORMULA = /(?<!\\)\$\$([^$]{1,2000})\$\$|(?<!\\)\$(?!\s)((?:[^$\\\n]|\\.){1,500})(?<!\s)\$(?!\d)|\\\[([\s\S]{1,2000}?)\\\]|\\\(([\s\S]{1,500}?)\\\)/g;
 const MOST_FORMULAS = 300;  // of one text: some take KaTeX a millisecond
 const MATHML = { output: "mathml", trust: false, strict: "ignore", maxExpand: 100, maxSize: 10 };
 
@@ -164,13 +168,17 @@ function typeset(text) {
   for (const match of [...text.matchAll(FORMULA)].slice(0, MOST_FORMULAS)) {
     const place = make("span"), [, shown, inline, shown2, inline2] = match;
     try {
-      katex.render(shown ?? inline ?? shown2 ?? inline2, place, { ...MATHML, displayMode: Boolean(shown ?? shown2) });
+      const formula = (shown ?? inline ?? shown2 ?? inline2).replace(/(?<!\\)%/g, "\\%");  // no comment
+      katex.render(formula, place, { ...MATHML, displayMode: Boolean(shown ?? shown2) });
     } catch { continue; }
     nodes.push(visible(text.slice(end, match.index)), place);
     end = match.index + match[0].length;
   }
   return [...nodes, visible(text.slice(end))];
 }
+
+// A gold is typeset if it is TeX. KaTeX would drop spaces of words, and the braces of a set.
+const typesetGold = (gold) => typeset(/[\\^_]/.test(gold) && !gold.includes("$") ? `$${gold}$` : gold);
 
 const index = data("sample-index"), filters = byId("filters");
 const RIGHT = index.statuses.indexOf("correct"), PAGE = 50;
@@ -225,7 +233,8 @@ function questionElement(number) {
   return make("li", {}, folded(summary, async () => {
     const { p, r } = await texts(number);
     return [make("pre", {}, ...typeset(t)),
-      make("p", {}, "gold: ", ...typeset(g.includes("$") ? g : `$${g}$`), ` (${b}, ${u})`),
+      make("p", {}, "gold: ", ...typesetGold(g), ` (${b}, ${u})`),
+      folded(["as written"], () => [make("pre", {}, visible(`${t}\n\ngold: ${g}`))]),
       ...s.flatMap((sample, i) => wanted(sample) ? [sampleElement(sample, p, r[i])] : [])];
   }));
 }

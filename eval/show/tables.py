@@ -10,7 +10,7 @@ import yaml
 
 from eval.scores import metrics
 from eval.scores.metrics import Difference, paired
-from eval.show.data import RunData, asked_differently, question_means
+from eval.show.data import RunData, apart, question_means
 from eval.show.figures import template_names
 from prompt_aug.base.estimates import wilson
 from prompt_aug.base.progress import duration
@@ -237,8 +237,9 @@ def headline(data: RunData, numbers: Mapping[str, Any]) -> list[tuple[str, str]]
     if data.rows:
         first, result = data.rows[0], data.result
         facts[f"accuracy, {step_name(first.step)}"] = share(first.total) + " %"
-        if data.selection and data.selection.kind == "test":
-            facts["picked on"] = f"TEST SET {data.selection.benchmark}"
+        if (picked := data.selection) and picked.benchmark in result.benchmarks:
+            kind = "TEST SET " * (picked.kind == "test")
+            facts["picked on"] = f"{kind}{picked.benchmark}: its score is too high"
         facts[f"accuracy, {step_name(result.step)}"] = share(result.total) + " %"
         if result.gain is not None:
             facts["gain, paired by question"] = change(result.gain) + " points"
@@ -263,10 +264,12 @@ def chosen(data: RunData) -> str:
             f"PICKED ON A TEST SET: step {step} has the best score of all checkpoints on {name}, "
             f"so its score there is too high. ({picked.reason})"
         )
-    score = percent(picked.scores[str(step)])
+    result = f"The result is step {step}, picked by its {percent(picked.scores[str(step)])} %"
+    if name in data.result.benchmarks:
+        return f"{result} on {name}, the only benchmark, so its score there is too high."
     return (
-        f"The result is step {step}, picked by its {score} % on {name}. These questions were held "
-        "out of the training data; they are no benchmark and not part of any average here."
+        f"{result} on {name}. These questions were held out of the training data; they are no "
+        "benchmark and not part of any average here."
     )
 
 
@@ -282,12 +285,13 @@ def runs_table(runs: Sequence[RunData]) -> Table:
         cells = ["-"] * 7
         if run.rows:
             last, start = run.result, run.rows[0] if run.rows[0].step == 0 else None
-            gain, (a, b) = None, (first.result.benchmarks if first else {}, last.benchmarks)
-            if run is not first and set(a) == set(b) and not asked_differently(a, b):
+            gain, alike = None, first is not None and first.result.asked == last.asked
+            if first and run is not first and alike:
+                a, b = first.result.benchmarks, last.benchmarks
                 gain = paired(question_means(a, a), question_means(b, a))
             against = f"{points(gain)} {interval(gain)}" if gain else "-"
-            cells = [share(start.total) if start else "-", share(last.total), str(last.step)]
-            cells += [change(last.gain), p_value(last.gain), against, p_value(gain)]
+            cells = [share(row.total) if row and alike else "-" for row in (start, last)]
+            cells += [str(last.step), change(last.gain), p_value(last.gain), against, p_value(gain)]
         seed, seconds = select(run.config, "recipe.seed"), run.last("train/wall_seconds")
         cells += ["-" if seed is None else str(seed), "-" if seconds is None else duration(seconds)]
         table.append([run.name, method(run.config) or "-", *cells])
@@ -305,15 +309,15 @@ def configurations_table(runs: Sequence[RunData]) -> Table:
 
 
 def checkpoints_of_all(runs: Sequence[RunData]) -> list[tuple[str, Table]]:
-    """Return (heading, checkpoint table), one for all runs that have the same columns."""
+    """Return (heading, checkpoint table), one for all runs that were asked alike."""
     by_head: dict[tuple[str, ...], tuple[list[str], Table]] = {}
     for run in filter(lambda run: run.rows, runs):
         head, *rows = checkpoint_table(run)
-        names, table = by_head.setdefault(tuple(head), ([], []))
+        names, table = by_head.setdefault((*head, apart(runs, run)), ([], []))
         names.append(run.name)
         table += [[run.name, *row] if len(runs) > 1 else row for row in rows]
     first = ["run"] if len(runs) > 1 else []
     return [
-        ("" if len(by_head) == 1 else ", ".join(names), [[*first, *head], *table])
+        ("" if len(by_head) == 1 else ", ".join(names), [[*first, *head[:-1]], *table])
         for head, (names, table) in by_head.items()
     ]

@@ -152,6 +152,17 @@ def test_a_validation_split_picks_and_is_no_benchmark(validated: Path) -> None:
         collect(validated)
 
 
+def test_a_pick_on_the_only_benchmark_is_marked(validated: Path) -> None:
+    for step in (0, 10, 20, 30):
+        with changing(validated / "eval" / "s" / f"step_{step}" / "scores.json") as record:
+            del record["benchmarks"]["math500"]
+    pick_checkpoint(validated, "held")
+    data = collect(validated)
+    numbers = summary(data)
+    shown = (chosen(data), str(headline(data, numbers)), str(numbers["notes"]))
+    assert all("too high" in text for text in shown)
+
+
 def test_scores_of_other_weights_than_the_exported_ones_are_left_out(validated: Path) -> None:
     """A step that was rolled back and exported again; the export of step 30 is deleted."""
     for step, files in ((10, {"config.json": "new"}), (20, {"config.json": "a"})):
@@ -391,14 +402,24 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
         ({"grader": "old"}, "evaluated differently: grader"),
         ({"set_sha": "b"}, "evaluated differently: set_sha"),
         ({"n": 16}, "evaluated differently: n"),
+        ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
         ({"start_sha": "other"}, "seed 4 has runs of different start models"),
         ({"seed": 3}, "two runs of arm new have recipe.seed=3"),
     ],
 )
 def test_what_cannot_be_compared(change: dict[str, Any], message: str) -> None:
-    lines = two_arms(start_sha="one")
+    lines = two_arms(start_sha="one", decode={"temperature": 1.0})
     lines[-1] |= change
     with pytest.raises(UserError, match=message):
+        compare_arms(lines, CONTRAST)
+
+
+def test_lines_of_an_older_version_have_fewer_keys_of_decoding() -> None:
+    lines = two_arms(decode={"temperature": 1.0})
+    lines[0]["decode"] = {"temperature": 1.0, "style": "raw"}
+    assert compare_arms(lines, CONTRAST).verdict == "seen"
+    lines[-1]["decode"] = {"temperature": 1.0, "style": "chat"}
+    with pytest.raises(UserError, match="style: "):
         compare_arms(lines, CONTRAST)
 
 
@@ -471,6 +492,21 @@ def test_run_folders_and_their_lines_give_the_same(
         [],
     ):
         assert main(wrong) == 2
+
+
+def test_arms_asked_with_other_prompts_are_rejected(
+    runs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = [text for arm, paths in runs.items() for text in ("--arm", arm, *map(str, paths))]
+    for run in runs["cw"]:
+        with changing(run / "eval" / "s" / "step_40" / "scores.json") as record:
+            record["settings"]["seed"] = 1  # draws other samples of the same responses
+    assert main(arms) == 0
+    for key, value in (("system_prompt", "Think."), ("dtype", "float32")):
+        with changing(runs["cw"][1] / "eval" / "s" / "step_40" / "scores.json") as record:
+            record["settings"][key] = value
+        assert main(arms) == 1
+        assert f"{key}: None -> '{value}'" in capsys.readouterr().err
 
 
 def test_checkpoints_without_scores_are_named(

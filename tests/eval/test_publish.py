@@ -14,9 +14,11 @@ import pytest
 import yaml
 from fake_engine import changing, write_checkpoint
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import validate_repo_id
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eval.ask.checkpoints import from_manifest
+from eval.show import publish
 from eval.show.publish import main
 from prompt_aug.base.files import write_json
 from prompt_aug.questions import make_question, write_parquet
@@ -48,32 +50,41 @@ def test_scores_in_tensorboard_are_replaced_and_not_repeated(run: Path) -> None:
     for _ in range(2):
         assert main([str(run), "--log", "tensorboard"]) == 0
     assert training.exists()
-    events = EventAccumulator(str(training.parent)).Reload()
+    assert list(training.parent.glob("events*")) == [training]  # an open TensorBoard reads it on
+    events = EventAccumulator(str(training.parent / "eval")).Reload()
     points = [(e.step, e.value) for e in events.Scalars("eval/toy/accuracy")]
     assert points == [(0, 0.0), (20, 0.625)]
 
 
-def test_scores_in_the_wandb_run_of_the_training(
+def test_scores_in_a_wandb_run_beside_that_of_the_training(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the calls of wandb: its step cannot go back, so the scores have an axis of their own."""
+    """By the calls of wandb: it drops steps below the last one, so the training's are its own."""
     for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
         monkeypatch.delenv(name, raising=False)
     (run / ".wandb_run_id").write_text("abcd1234")
-    started, axes, rows = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
+    (run / "config.yaml").write_text("trainer: {project_name: p, experiment_name: grpo}\n")
+    started, axes, rows = list[dict[str, Any]](), dict[str, Any](), list[dict[str, Any]]()
 
     @contextlib.contextmanager
     def init(**settings: Any) -> Iterator[SimpleNamespace]:
-        started.update(settings)
+        started.append(settings)
         define = lambda name, step_metric=None: axes.update({name: step_metric})  # noqa: E731
-        yield SimpleNamespace(id=settings["id"], define_metric=define, log=rows.append)
+        log = lambda row, step: rows.append({"at": step, **row})  # noqa: E731
+        yield SimpleNamespace(id=settings["id"], define_metric=define, log=log)
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     assert main([str(run), "--log", "wandb"]) == 0
-    assert (started["id"], started["resume"], started["dir"]) == ("abcd1234", "allow", str(run))
     assert axes == {"eval/step": None, "eval/*": "eval/step"}
-    points = [(row["eval/step"], row["eval/toy/accuracy"]) for row in rows]
-    assert points == [(0, 0.0), (20, 0.625)]
+    points = [(row["at"], row["eval/step"], row["eval/toy/accuracy"]) for row in rows]
+    assert points == [(0, 0, 0.0), (20, 20, 0.625)]
+    assert main([str(run), "--log", "wandb"]) == 0
+    assert started[0] == started[1]  # wandb ignores the steps that it has
+    assert started[0].items() >= {"project": "p", "group": "grpo", "resume": "allow"}.items()
+    write_checkpoint(run / "eval" / "s", 0, {"toy": [[1, 0]] * 4})
+    assert main([str(run), "--log", "wandb"]) == 0
+    ids = {settings["id"] for settings in started}
+    assert len(ids) == 2 and all(name.startswith("abcd1234-") for name in ids)
 
 
 def test_wandb_without_a_login_has_one_line(
@@ -110,6 +121,9 @@ def test_the_card_has_scores_and_prompt(run: Path) -> None:
     assert "| toy | 4 of 4 x 2 | 62.5" in read.text
     assert "\n- role: user\n  content: '{question}'\n" in read.text
     assert not (run / "hf" / "step_0" / "README.md").exists()  # another owner's model
+    picked = {"benchmark": "toy", "kind": "validation", "step": 20, "reason": ""}
+    write_json(run / "eval" / "s" / "selection.json", {**picked, "scores": {"20": 0.625}})
+    assert "too high" in card_of(run).text
     (run / "hf" / "step_20" / "manifest.json").unlink()
     assert main([str(run), "--steps", "20", "--card"]) == 1
 
@@ -146,7 +160,28 @@ def test_the_card_keeps_a_license_and_names_the_command_of_its_upload(
     assert main([str(run), "--steps", "20", "--card"]) == 0
     assert ModelCard.load(page).data.license == "mit"
     (line,) = re.findall(r"hf upload .*", capsys.readouterr().out.splitlines()[-1])
-    assert shlex.split(line)[2:] == ["my run-step_20", str(page.parent), "--private"]
+    name, *rest = shlex.split(line)[2:]
+    validate_repo_id(name)
+    assert name.endswith("step_20") and rest == [str(page.parent), "--private"]
+    terms = "license: other\nlicense_name: mine\nlicense_link: LICENSE\n"
+    page.write_text(page.read_text().replace("license: mit\n", terms, 1))
+    assert main([str(run), "--steps", "20", "--card"]) == 0
+    data = ModelCard.load(page).data
+    assert (data.license, data.license_name, data.license_link) == ("other", "mine", "LICENSE")
+
+
+def test_a_relative_path_is_no_hub_id(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one if the run's export of step 0 found no folder, or if it is in the cache."""
+    assert card_of(run, **start("models/base")).data.base_model is None
+    (run / "own" / "base").mkdir(parents=True)
+    assert card_of(run, **start("own/base")).data.base_model is None
+    with changing(run / "hf" / "step_0" / "manifest.json") as manifest:
+        manifest["files"] = {"config.json": "0"}
+    assert card_of(run, **start("Owner/Base")).data.base_model is None
+    (run / "hf" / "step_0" / "manifest.json").unlink()
+    assert card_of(run, **start("Owner/Base")).data.base_model is None
+    monkeypatch.setattr(publish, "try_to_load_from_cache", lambda *_: "/cache/file")
+    assert card_of(run, **start("Owner/Base")).data.base_model == "Owner/Base"
 
 
 def test_other_weights_than_those_of_the_scores_are_not_published(

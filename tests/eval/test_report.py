@@ -12,19 +12,21 @@ import math
 import os
 import re
 import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import write_checkpoint
+from fake_engine import changing, write_checkpoint
 
 from eval.report import build, main
 from eval.scores.metrics import Difference, Estimate
-from eval.show import figures, tables
-from eval.show.answers import rollouts, visible
-from eval.show.data import collect, summary
+from eval.show import answers, figures, tables
+from eval.show.answers import archive, rollouts, visible
+from eval.show.charts import png
+from eval.show.data import collect, side_by_side, summary
 from eval.show.logs import as_run, overrides, read_log
 from eval.show.tables import configurations_table
 from prompt_aug.base.errors import UsageError, UserError
@@ -195,6 +197,18 @@ def test_shares_begin_at_0_and_a_measure_has_one_color(run: Path) -> None:
     assert all(len(places) == 1 for places in colors.values()) and len(colors) == 3
 
 
+def test_an_unknown_error_is_no_error_of_0(run: Path) -> None:
+    """Of one question, and where all are right or wrong."""
+    write_eval(run, 0, {"one": [[1, 0]], "toy": [[0]] * 4}, "newer")
+    write_eval(run, 20, {"one": [[1, 0]], "toy": [[1], [0], [1], [1]]}, "newer")
+    errors = {
+        c.label: c.error for c in figures.accuracy_by_step([collect(run, "newer")]).panels[0].curves
+    }
+    assert errors == {"one": [None, None], "toy": [None, 25.0], "all questions": [None, None]}
+    build([run], settings="newer")
+    assert "toy,0,0,\n" in (run / "report" / "accuracy.csv").read_text()
+
+
 def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
     names = ["=HYPERLINK(1)", "+1", "-1", "@x", "\tx", "a=1"]
     panel = figures.Panel("=t", "%", [figures.Curve(name, [1], [-2]) for name in names])
@@ -296,6 +310,55 @@ def test_every_sample_is_in_the_page(run: Path) -> None:
     assert [len(blocks[str(q)]["r"]) for q in range(3)] == [4, 4, 4]
 
 
+def test_a_page_has_limits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints in between are left out first, then answers of those that are shown."""
+    for step in range(0, 50, 10):
+        write_eval(run, step, {"a": [[1, 0, 1, 0], [1, 1, 0, 0]]}, "newer")
+    prompt = len("question 0\n") + len(ATTACK)  # and the extracted answer
+    for limits in ((11, 10**9), (10**9, 11 * (len(ATTACK) + prompt))):
+        for name, limit in zip(("PAGE_SAMPLES", "PAGE_CHARACTERS"), limits, strict=True):
+            monkeypatch.setattr(answers, name, limit)
+        data = collect(run)
+        index = archive([data]).index
+        assert [point["step"] for point in index["checkpoints"]] == [0, 40]
+        shown = [sample[0] for question in index["questions"] for sample in question["s"]]
+        assert 10 <= len(shown) <= 11 and abs(shown.count(0) - shown.count(1)) <= 1
+        assert any(f"{len(shown)} of 16 answers" in note for note in data.notes)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="runs the page's script")
+def test_amounts_of_money_and_percent_are_no_formulas() -> None:
+    """By the page's own functions; KaTeX is replaced by brackets around what it would be given."""
+    source = Path(answers.__file__).with_name("report.js").read_text()
+    part = source[source.index("const FORMULA") : source.index("const index")]
+    cases = {
+        "typeset": {
+            "$2 for an egg and $5 for a hat, or $7?": "$2 for an egg and $5 for a hat, or $7?",
+            "($5)-($7)": "($5)-($7)",
+            r"\$5, so $x = 5$ and $y$.": r"\$5, so [x = 5] and [y].",
+            r"$20% of \$50$, \(a\), $$b$$": r"[20\% of \$50], [a], [b]",
+        },
+        "typesetGold": {
+            **{plain: plain for plain in ("50%", "New York", "$50", "{1, 2}", "25 % of it")},
+            **{r"\frac{1}{2}": r"[\frac{1}{2}]", "x^2": "[x^2]", r"10\%": r"[10\%]"},
+        },
+    }
+    script = (
+        part
+        + f"""
+        const visible = (text) => text, make = () => ({{}});
+        const katex = {{ render: (text, place) => {{ place.text = `[${{text}}]`; }} }};
+        const read = (nodes) => nodes.map((node) => node.text ?? node).join("");
+        const functions = {{ typeset, typesetGold }}, found = {{}};
+        for (const [name, texts] of Object.entries({json.dumps(cases)}))
+          for (const text in texts) (found[name] ??= {{}})[text] = read(functions[name](text));
+        console.log(JSON.stringify(found));
+    """
+    )
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == cases
+
+
 def test_a_rollout_is_shortened_and_its_control_characters_are_spelled_out(run: Path) -> None:
     rollout = {"prompt": "<|im_start|>system\n", "response": "one\ntwo", "accuracy": 1.0}
     rows = [{**rollout, "status": "correct"}, {**rollout, "accuracy": 0.0, "status": "echo"}]
@@ -331,6 +394,41 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) == {run.name, "other"}
     write_eval(other, 20, {"toy": [[1], [1], [1]]})  # other questions are not compared
     assert tables.runs_table([collect(run), collect(other)])[2][7:9] == ["-", "-"]
+
+
+def test_only_runs_that_were_asked_alike_are_compared(
+    run: Path, other: Path, tmp_path: Path
+) -> None:
+    """Greedy and sampled scores: both runs have the greedy ones, of fewer steps in one of them."""
+    sampled = {"template": "qwen-math", "temperature": 1.0}
+    for step in (0, 10, 20):
+        write_checkpoint(other / "eval" / "t", step, {"toy": [[1]] * 4}, settings=sampled)
+    for step in (0, 20):
+        with changing(other / "eval" / "s" / f"step_{step}" / "scores.json") as record:
+            record["settings"]["seed"] = 1  # of the samples
+    build([run, other], tmp_path / "out")
+    lines = (tmp_path / "out" / "accuracy.csv").read_text().splitlines()
+    assert lines[1:] == [f"toy,percent right,{x},{y}" for x in (run.name, "other")
+                         for y in ("0,25,25", "20,75,25")]  # fmt: skip
+    shutil.rmtree(other / "eval" / "s")
+    runs = build([run, other], tmp_path / "out")
+    assert any("temperature: 0.0 -> 1.0" in note for note in runs[1].notes)
+    assert tables.runs_table(runs)[2][2:4] == ["-", "-"] == tables.runs_table(runs)[2][7:9]
+    panels = figures.accuracy_by_step(runs).panels
+    assert [[curve.label for curve in panel.curves] for panel in panels] == [[run.name], ["other"]]
+    assert len(tables.checkpoints_of_all(runs)) == 2
+
+
+def test_totals_of_several_runs_are_over_the_benchmarks_of_all(run: Path, other: Path) -> None:
+    for step in (0, 20):
+        write_eval(other, step, {"hard": [[0]] * 4, "toy": [[1], [0], [1], [1]]})
+    runs = side_by_side([collect(run), collect(other)])
+    assert [row[2:4] for row in tables.runs_table(runs)[1:]] == [
+        ["25.0 ±25.0", "75.0 ±25.0"],
+        ["75.0 ±25.0", "75.0 ±25.0"],
+    ]
+    assert any("hard" in note for note in runs[1].notes) and runs[1].rows[-1].gain is not None
+    assert [panel.title for panel in figures.accuracy_by_step(runs).panels] == ["toy"]
 
 
 def test_differing_configuration_without_secrets(run: Path, other: Path) -> None:
@@ -374,13 +472,33 @@ def test_validation_and_every_logged_metric_are_drawn(run: Path, other: Path) ->
     page = page_of(run)
     drawn = next(f for f in page.data("figure-data") if f["name"] == "validation")
     ((curve,),) = [panel["curves"] for panel in drawn["panels"]]
-    assert curve == {"label": "a/b", "x": [10, 20], "y": [25, 50], "error": [12.5, 0], "color": 0}
+    assert curve | {"error": [12.5, None]} == curve  # that of step 20 is not logged
+    assert curve | {"label": "a/b", "x": [10, 20], "y": [25, 50], "color": 0} == curve
+    rows = csv.reader((run / "report" / "validation.csv").read_text().splitlines())
+    assert [row[-1] for row in rows][1:] == ["12.5", ""]
     values = json.loads(gzip.decompress(base64.b64decode(page.script("metric-block"))))
     assert values["val/a/b/questions"] == [[[10], [4]]] and "note" not in values
     ((steps, rates),) = values["actor/lr"]
     assert len(steps) == 2000 and rates[1] == pytest.approx(1e-6 * steps[1])
     several = figures.validation([collect(run), collect(other)])  # a panel a source, a curve a run
     assert [(p.title, [c.label for c in p.curves]) for p in several.panels] == [("a/b", [run.name])]
+
+
+def test_a_spike_between_many_points_is_kept(run: Path) -> None:
+    lines = [{"step": step, "g": 1e3 if step == 1234 else -step} for step in range(1, 5002)]
+    (run / "metrics.jsonl").write_text(dump_lines(lines))
+    ((steps, values),) = figures.logged([collect(run)])["g"]
+    assert len(steps) <= figures.MOST_POINTS and steps == sorted(steps)
+    assert (1234, 1e3) in zip(steps, values, strict=True) and min(values) == -5001
+
+
+def test_a_picture_shows_every_name_and_tells_many_runs_apart() -> None:
+    def drawn(*labels: str, color: int = 0) -> bytes:
+        curves = [figures.Curve(label, [1, 2], [1, 2], color=color) for label in labels]
+        return png(figures.Figure("f", "f", "", [figures.Panel("t", "%", curves)]))
+
+    assert drawn("_a", "b") != drawn("_c", "b")
+    assert len({drawn("a", color=color) for color in range(15)}) == 15
 
 
 def test_the_facts_of_a_run_have_no_token(run: Path) -> None:
@@ -457,6 +575,13 @@ def test_lines_of_a_step_are_merged_and_a_restart_discards_what_it_repeats() -> 
     lines += ["step:3 - a:3.0 - b:3.0", "step:2 - a:np.float64(5.0)", "step:3 - a:1e-06"]
     found = read_log("\n".join(PREFIX + line for line in lines))
     assert found == [{"step": n, "a": a} for n, a in ((1, 1.0), (2, 5.0), (3, 1e-06))]
+
+
+def test_a_resume_that_validates_its_step_keeps_the_training_of_it() -> None:
+    lines = ["step:1 - a:1.0", "step:2 - a:2.0 - val-core/d/acc/mean@1:0.5", "step:3 - a:3.0"]
+    lines += ["step:2 - val-core/d/acc/mean@1:0.75 - val-aux/d/x:1.0", "step:3 - a:4.0"]
+    found = read_log("\n".join(PREFIX + line for line in lines))
+    assert [line["a"] for line in found] == [1.0, 2.0, 4.0] and found[1]["val/d/accuracy"] == 0.75
 
 
 def test_what_verl_prints_is_read() -> None:
