@@ -1,9 +1,7 @@
 """Rules about algorithms: reject combinations in which a part has no effect or another meaning."""
 
 import math
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -14,13 +12,13 @@ from recipe.config.verl import (
     CORRECTION,
     KL_TYPE,
     LOSS,
-    LOSSES,
     MODE,
     NO_GRADIENT,
     A,
     R,
     has_no_gradient,
 )
+from recipe.start.loss import known_loss
 from recipe.start.rules import ADVANTAGE, Check, Rule, Setup
 
 KL_REWARD, FILTER = "algorithm.use_kl_in_reward", "algorithm.filter_groups.enable"
@@ -53,97 +51,6 @@ def known_token_weight(s: Setup) -> Iterator[str]:
             "temperature 1. Set the first key to null, or the others accordingly (for the last "
             "one: recipe.weights.arguments.logprob_temperature=1).",
         )
-
-
-def known_loss(s: Setup) -> Iterator[str]:
-    """The loss is verl's, or the user's class exists and registers it."""
-    if not s.own_loss:
-        if s.loss not in LOSSES:
-            yield s.message(LOSS, f"unknown. Known are {', '.join(LOSSES)}.")
-        return
-    # The run imports verl anyway, in the process of these checks.
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-    from verl.utils.config import omega_conf_to_dataclass
-
-    target = f"{A}.policy_loss._target_"
-    try:
-        omega_conf_to_dataclass(s.actor.policy_loss)
-    except Exception as error:  # whatever the user's module raises
-        yield s.message(
-            target,
-            f"{one_line(error.__cause__ or error)}. Correct the class or its fields, or put the "
-            "folder of its package into PYTHONPATH.",
-        )
-        return
-    if s.actor.policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
-        yield s.message(
-            f"{LOSS} {target}",
-            f"not registered. Known are {', '.join(POLICY_LOSS_REGISTRY)}. Register yours with "
-            "verl's @register_policy_loss in the module of the class.",
-        )
-        return
-    loss = POLICY_LOSS_REGISTRY[s.actor.policy_loss.loss_mode]
-    if getattr(loss, "__globals__", {}).get("__name__", "").startswith("verl."):  # not of a wrapper
-        yield s.message(
-            f"{LOSS} {target}",
-            "this loss is verl's, so the class has no effect. Set the first key to the name that "
-            "its module registers.",
-        )
-        return
-    try:
-        config = omega_conf_to_dataclass(s.actor)
-        check_result(*call_loss(loss, config, bool(s.correction.rollout_is)))
-    except TypeError as error:
-        yield s.message(
-            LOSS, f"a call as verl's actor makes it, by keywords, failed: {one_line(error)}."
-        )
-    except Exception as error:  # perhaps only here: it may need a GPU or other processes
-        print(f"recipe.train: note: {LOSS}: a trial call failed: {error!r}", file=sys.stderr)
-
-
-def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> tuple[Any, torch.Tensor]:
-    """Call a loss on two responses of three tokens, as verl's `ppo_loss`; raise what it raises.
-
-    Returns its result, and the log-probabilities that its gradient is of.
-    """
-    config.global_batch_info.update(
-        dp_size=1,
-        batch_num_tokens=6,
-        global_batch_size=2,
-        loss_scale_factor=config.loss_scale_factor,
-    )
-    given_BT = torch.full((2, 3), -0.5, requires_grad=True)
-    logprobs_BT = given_BT * 1  # no leaf, as in the actor
-    result = loss(
-        old_log_prob=logprobs_BT.detach(),
-        log_prob=logprobs_BT,
-        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3).clone(),
-        response_mask=torch.ones(2, 3, dtype=torch.bool),
-        loss_agg_mode=config.loss_agg_mode,
-        config=config,
-        rollout_is_weights=torch.ones(2, 3) if weighted else None,
-    )
-    return result, given_BT
-
-
-def check_result(result: Any, given_BT: torch.Tensor) -> None:
-    """Raise TypeError if a loss does not return (loss of no dimension, {name: one number}).
-
-    Also without a finite gradient of `given_BT`, at which the ratio is 1.
-    """
-    try:
-        value, metrics = result
-        numbers = [value, *metrics.values()]
-        wrong = value.dim() or any(torch.as_tensor(number).numel() != 1 for number in numbers)
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"its result is not (loss, metrics): {error}") from error
-    if wrong:
-        raise TypeError("its loss or a metric is not one number")
-    if not value.requires_grad:
-        raise TypeError("its loss has no gradient")
-    value.backward()
-    if given_BT.grad is None or not given_BT.grad.isfinite().all():
-        raise TypeError("its gradient is NaN or infinite where the ratio is 1")
 
 
 def parts_of_the_reward(s: Setup) -> Iterator[str]:
