@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from prompt_aug.grading.evaluate import TooBig, Unsupported, evaluate, surely_different
 from prompt_aug.grading.normalize import TEXT_PATTERN, canonical
-from prompt_aug.grading.structure import BUILDER, split_top
+from prompt_aug.grading.structure import BUILDER, split_list, split_top
 from prompt_aug.grading.units import split_unit
 
 DRAWING = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)  # whose coordinates are no formulas
@@ -78,6 +78,10 @@ def is_copied(prediction: str, golds: Sequence[str], question: str) -> bool:
     tokens = tokens_in(written)
     if any(tokens == tokens_in(gold) for gold in answers):
         return False
+    parts = split_list(written)
+    same = len(parts) > 1 and all(_differ(*map(value_of, (parts[0], x))) is False for x in parts)
+    if same and all(is_copied(part, golds, question) for part in parts):
+        return True
     alike = () if _PLAIN.fullmatch(written) else formulas_of(question).get(tokens, ())
     equation = bool(_RELATION.search(written))  # any two equations of the same tokens are alike
     return (

@@ -20,7 +20,7 @@ from prompt_aug.grading.evaluate import (
     surely_different,
 )
 from prompt_aug.grading.normalize import TEXT, TEXT_PATTERN, canonical, flat, squeeze
-from prompt_aug.grading.structure import OR, Node, build, split_top
+from prompt_aug.grading.structure import OR, Node, build, split_list, split_top
 from prompt_aug.grading.units import UNSURE, split_unit, units_contradict
 
 Oracle = Callable[[str, str], bool]
@@ -58,6 +58,12 @@ _NO_NUMBER = (
 # Words and primes that math-verify takes for factors: `2\text{ boys }3\text{ girls}`, `30' 15`.
 _NO_FORMULA = (re.compile(rf"[\w)}}]\s*{TEXT_PATTERN}\s*[\d(\\]"), re.compile(r"\d\s*['\"]"))
 _LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+_INEQUALITY = re.compile(r"\\(?:le|ge|ne|lt|gt)(?![a-zA-Z])|[<>]")
+# x, x_1, f(x), \theta, \text{area}, |x|
+_LONE = re.compile(
+    r"\s*\|?\s*(?!e\s*$|\\(?:pi|infty)\s*$)(?:(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?"
+    r"|[A-Za-z]\([a-z]\)|\\text\{[^{}]*\})\s*\|?\s*"
+)
 _AND = re.compile(r"(?<![\\a-zA-Z])and(?![a-zA-Z])")
 _OTHER_PERCENT = re.compile(r"%\s*%|[\w)}]\s*[-+][^%]*%")  # 100-50% is no half
 
@@ -128,7 +134,20 @@ def _are_intervals(node: Node) -> bool:
 def _ask(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
     if r"\approx" in pred.text and r"\approx" not in gold.text:
         return False  # decimals that are not its own
+    if _is_unsolved(pred.text) and not _is_unsolved(gold.text):
+        return False
     return None if oracle is None else oracle(gold.text, pred.text)
+
+
+def _is_unsolved(text: str) -> bool:
+    """Return whether an inequality is not one variable between or beside constants."""
+    for part in split_list(text):
+        sides = _INEQUALITY.split(part)
+        others = [side for side in sides if not _LONE.fullmatch(side)]
+        letters = {letter for side in others for letter in _LETTER.findall(side)}
+        if len(sides) > 1 and (len(others) != len(sides) - 1 or letters - {"e"}):
+            return True
+    return False
 
 
 def _readings(gold: Node, pred: Node) -> list[tuple[Node, Node]]:
@@ -157,10 +176,18 @@ def _unwrapped(node: Node) -> Node:
     if node.kind in ("list", "set") and node.items:
         first = node.items[0]
         has_members = first.kind != "set" and not _EMPTY_SIGN.fullmatch(first.text)
-        equal = all(squeeze(item.text) == squeeze(first.text) for item in node.items)
-        if has_members and equal:
+        if has_members and all(_alike_exactly(item, first) for item in node.items):
             return first
     return node
+
+
+def _alike_exactly(item: Node, first: Node) -> bool:
+    """Return whether two members have one spelling, or one label and rational value."""
+    if squeeze(item.text) == squeeze(first.text):
+        return True
+    plain = [node.text for node in (item, first) if split_unit(node.text)[1] is None]
+    exact = [value.exact for value in map(number_of, plain) if value and value.exact is not None]
+    return item.label == first.label and len(exact) == 2 and exact[0] == exact[1]
 
 
 def _mixed(gold: Node, pred: Node, oracle: Oracle | None) -> bool | None:
@@ -271,7 +298,8 @@ def _compare_tuples(gold: Node, pred: Node, oracle: Oracle | None) -> bool | Non
         return False
     if gold.bounds and pred.bounds and gold.bounds != pred.bounds and len(golds) == 2:
         return False
-    if pred.kind == "list" and (gold.bounds in ("(]", "[)") or OR.search(pred.text)):
+    interval = len(golds) == 2 and gold.bounds not in ("", "()")
+    if pred.kind == "list" and (interval or OR.search(pred.text)):
         return False  # `2, 3` does not show which end is closed
     labels = [item.label for item in preds]
     if all(map(_LETTER_LABEL.fullmatch, labels)):  # y = 1, x = 2 is (2, 1)
@@ -367,7 +395,11 @@ def compare_words(gold: str, pred: str) -> bool | None:
     """Compare numbers in a base, or words; None if neither applies."""
     based = [_BASED.fullmatch(text.strip()) for text in (gold, pred)]
     if based[0] and based[1] and (based[0][2] or based[1][2]):
-        same_base = based[1][2] is None or based[1][2] == based[0][2]
+        # 101110 as a gold is taken for binary digits, 72 for decimal ones.
+        plain = based[0][2] is None and re.fullmatch(
+            "[01]{3,}_2|.+_10", "_".join(based[1].groups())
+        )
+        same_base = based[1][2] in (None, based[0][2]) or bool(plain)
         return based[0][1] == based[1][1] and same_base
     runs = ["".join(flat(text).split()) for text in (gold, pred)]
     if all(map(_CAPITALS.fullmatch, runs)):

@@ -27,7 +27,7 @@ _SPAN = (
 _JOINED = r"\s{0,3}(?:,|,?\s{0,3}\b(?:and|or)\b)\s{0,3}"
 _ANY_SPAN = re.compile(_SPAN)
 _SPANS = re.compile(rf"{_SPAN}(?:{_JOINED}{_SPAN}){{0,20}}")
-_REMARK_WORD = r"(?:as|since|because|which|by|so)\b"
+_REMARK_WORD = r"(?:as|since|because|which|by|so|in (?:total|all))\b"
 _FIRST_SPAN = re.compile(
     rf"\s{{0,9}}({_SPAN})(?!\s{{0,3}},?\s{{0,3}}\b(?:and|or)\b(?!\s+we\s+are\s+done)|\s{{0,3}},(?!\s{{0,3}}{_REMARK_WORD}))"
 )
@@ -35,12 +35,18 @@ _LAST_SPAN = re.compile(rf"({_SPAN})[\s.*]*$")
 _ADVERB = "therefore|thus|hence|then|so|simply|just|indeed|exactly|approximately|about"
 _SO = rf"(?:,?[ \t]{{0,2}}(?:{_ADVERB})\b,?[ \t]{{0,4}})"
 _PHRASE = re.compile(
-    rf"answer(?:\*\*)?[ \t]{{0,4}}(?:is(?![a-z])|:|=)[ \t]{{0,4}}{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?"
-    r"|####:?"
-    r"|^[ \t>#*]{0,8}(?:Ans\.?|A)(?:\*\*)?[ \t]{0,4}:[ \t*]{0,4}"
-    r"|^[ \t>#*]{0,8}(?:final )?answer[ \t*]{0,4}(?:(?=\$\$|\\\[|\$[^$\n]+\$|\\\([^\n]+\\\))|\n)",
+    r"(?-i:(?=[AaCcOo#]|^[ \t>*Ff]))"  # halves the time of the search
+    r"(?:(?:answer|\bcorrect (?:option|choice))\*{0,2}[ \t]{0,4}(?:is(?![a-z])|:|=)[ \t]{0,4}"
+    rf"{_SO}?(?:\*\*)?[ \t]{{0,4}}[:=]?"
+    r"|(?:option|choice)[ \t](?=\**\(?[A-J]\)?\**[ \t]is[ \t](?:the[ \t])?correct\b)"
+    r"|^[ \t>#*]{0,8}(?:(?:Ans\.?|A)(?:\*\*)?[ \t]{0,4}:[ \t*]{0,4}|(?:final )?answer[ \t*]{0,4}"
+    r"(?:(?=\$\$|\\\[|\$[^$\n]+\$|\\\([^\n]+\\\))|\n|(?:[-–—]>?|→)[ \t]))"
+    r"|####:?)",
     re.IGNORECASE | re.MULTILINE,
 )
+# After a phrase: a judgment on an answer that was stated before, and a reason.
+_JUDGMENT = re.compile(r"\W{0,4}(?:correct|helpful|(?:un)?clear|final)\s*(?:[.!?\n]|$)")
+_REASON = re.compile(r"\s+(?:because|since|as|is\s+(?:the\s+)?correct)\b")
 _OPTION = re.compile(r"^[ \t>#*]{0,8}[B-E](?:\*\*)?[ \t]{0,2}[:.)]", re.MULTILINE)
 _SENTENCE_END = re.compile(rf"\n|[.;!?](?=\s|$)|,(?=\s+{_REMARK_WORD})")
 _BREAK = re.compile(
@@ -125,6 +131,11 @@ END_MARKERS = (
     " <｜User｜>"
 ).split()
 _BOX = re.compile(r"\\f?box(?:ed)?\b[ \t]*")
+_PLACEHOLDER = re.compile(
+    r"(?:\\text\w*)?[\s{\[<]{0,9}(?:(?:your|the|final) )*answer(?: here)?[\s}\]>]{0,9}"
+    r"|[.?_=\\]*|\\[lc]?dots|\\[hv]?phantom\{[^{}]*\}",
+    re.IGNORECASE,
+)
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _BARE_BOX = re.compile(r"-?\d[\d.,]{0,40}(?<![.,])|[A-Za-z]\b")
 _GAP = r"(?:[\s$]|\\q?quad|\\[()\[\] ,;!])*"
@@ -163,11 +174,19 @@ def after_phrase(text: str) -> str | None:
     """Return what follows the last "answer is", "Answer:", "####" and the like.
 
     A line "A: 18" counts too, unless other letters have such lines: those are options. A phrase
-    without text after it is ignored, as an empty box is: the response was truncated.
+    without text after it is ignored, as an empty box is: the response was truncated. A phrase
+    before a judgment and the "####" of a heading are ignored too.
     """
     options, stop = bool(_OPTION.search(text)), len(text.rstrip(" \t\n.:*$"))
-    phrases = (m for m in _PHRASE.finditer(text) if m.end() < stop)
-    last = _last(m for m in phrases if not (options and m[0].strip(" \t>#*:") == "A"))
+
+    def states(phrase: re.Match[str]) -> bool:
+        mark, end = phrase[0].strip(" \t>#*:"), phrase.end()
+        if end >= stop or (options and mark == "A") or _JUDGMENT.match(text, end):
+            return False
+        line = text[end : end + _MAX_PHRASE].partition("\n")[0]
+        return bool(mark) or is_value(line) or text.find("\n", end, stop) < 0
+
+    last = next(filter(states, reversed(list(_PHRASE.finditer(text)))), None)
     if last is None:
         return None
     before = text[max(0, last.start() - 24) : last.start()]  # "the wrong answer is"
@@ -185,6 +204,9 @@ def after_phrase(text: str) -> str | None:
     sentence = _unwrap(tail[: end.start()] if end else tail)
     if math:  # the text after it changes it, so the whole line is the answer
         return _unwrap(tail.splitlines()[0])
+    reason = _REASON.search(sentence)
+    if reason and is_value(value := _unwrap(sentence[: reason.start()])):
+        return value
     denied = _DENIES.match(sentence) and not _CORRECTS.search(sentence)
     if sentence[:1].isalpha() and not is_value(sentence) and not denied:
         return _after_copula(sentence) or _only_value(sentence) or sentence
@@ -278,8 +300,9 @@ class Extraction:
 
 def extract(text: str, settings: Extraction, *, after_boxes: bool = False) -> str | None:
     """Return the answer of a response, or of its text after all boxes, as the model wrote it."""
-    for marker in (*END_MARKERS, f"</{settings.answer_tag}>"):
+    for marker in END_MARKERS:
         text = text.partition(marker)[0]
+    text = text[: _end_of_answer(text, f"</{settings.answer_tag}>")]
     text = _EMPHASIS.sub(lambda match: match[2] or "", text)
     if after_boxes:
         text = text[max((end for _, end, _ in closed_boxes(text)), default=len(text)) :]
@@ -289,10 +312,23 @@ def extract(text: str, settings: Extraction, *, after_boxes: bool = False) -> st
     return _answer_in(text, settings)
 
 
+def _end_of_answer(text: str, closing: str) -> int:
+    """Return the position of the first closing tag that is not inside thoughts, else the end."""
+    end = len(text)
+    for mark in re.finditer(rf"</?think>|{re.escape(closing)}", text):
+        if mark[0] == "</think>":
+            end = len(text)
+        elif mark[0] == closing:
+            end = min(end, mark.start())
+        elif end < len(text):
+            break  # other thoughts follow the answer
+    return end
+
+
 def _answer_in(text: str, settings: Extraction) -> str | None:
     boxes = closed_boxes(text)
-    while len(boxes) > 1 and not boxes[-1][2].strip():
-        boxes.pop()  # an empty box at the end is ignored
+    while len(boxes) > 1 and is_placeholder(boxes[-1][2]):
+        boxes.pop()
     if boxes:
         return _joined(text, boxes)
     if settings.strict:
@@ -301,12 +337,17 @@ def _answer_in(text: str, settings: Extraction) -> str | None:
         text = text[: cut.start()].rstrip("$ \\([")  # the content of an unclosed box is incomplete
     _, tag, inside = text.rpartition(f"<{settings.answer_tag}>")
     if tag:
-        return _unwrap(inside) or None
+        return _unwrap(inside.partition(f"</{settings.answer_tag}>")[0]) or None
     if (stated := after_phrase(text) or conclusion(text)) is not None:
         return stated
     if settings.last_number and (numbers := re.findall(_NUMBER, text)):
         return str(numbers[-1]).rstrip(",")
     return None
+
+
+def is_placeholder(content: str) -> bool:
+    r"""Return whether a box is empty or shows where an answer goes: `\boxed{answer}`."""
+    return bool(_PLACEHOLDER.fullmatch(content.strip(" \t\n$")))
 
 
 def open_box(text: str) -> str:

@@ -275,12 +275,13 @@ def _compare(answer: str, golds: list[str]) -> tuple[Status, str]:
 # The leading letter decides: `(B) $10^{-4}$ eV` chooses B, `B or C` none.
 
 LETTERS = "ABCDEFGHIJ"
-_STYLE = r"\\(?:text|math)[a-z]*|\\(?:mbox|bf|rm|displaystyle)(?![a-zA-Z])"
+_STYLE = r"\\(?:text|math)[a-z]*|\\(?:mbox|f?box(?:ed)?|bf|rm|displaystyle)(?![a-zA-Z])|\""
 _SPACE = r"\\[()\[\],;:! ]|\\q?quad(?![a-zA-Z])"
-_AFTER = rf"(?:[\s$)}}\]*]|{_SPACE})*"
+_AFTER = rf"(?:[\s$)}}\]*\"]|{_SPACE})*"
 _LEADING = re.compile(
     rf"(?:[\s$({{\[*]|{_STYLE}|{_SPACE})*"
-    rf"(?:(?i:option|choice|answer)(?![a-zA-Z])(?:[\s:({{]|{_SPACE})*)?"
+    r"(?:(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?)(?![a-zA-Z])"
+    rf"(?:[\s:({{]|{_SPACE})*)?"
     rf"([A-J])(?![a-zA-Z]){_AFTER}(?:[.:,](?!\d){_AFTER})?(?:-(?=\s))?"
 )
 _IDLE = re.compile(rf"{_STYLE}|{_SPACE}|\\(?:left|right)(?![a-zA-Z])|[$*]")

@@ -7,7 +7,10 @@ Only spelling changes here, never value. `split_unit` interprets words after a n
 import functools
 import re
 import unicodedata
+from operator import methodcaller
+from typing import Any
 
+from prompt_aug.grading.evaluate import FUNCTIONS
 from prompt_aug.grading.units import UNSURE
 
 TEXT_PATTERN = r"\\text\{[^{}]*\}"  # words in canonical LaTeX
@@ -20,15 +23,16 @@ _SIGNS = {
     **dict.fromkeys("\u2019\u2032", "'"),
     **dict.fromkeys("“”", '"'),
     **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # of full width
-    "°": r"^\circ ",
+    **dict.fromkeys("°º", r"^\circ "),
+    **{"℃": r"^\circ\text{C}", "℉": r"^\circ\text{F}"},
     "\u2044": "/",
     **{
         sign: rf"\{name} "
         for sign, name in zip(
-            "÷√∞≤≥≠≈±∪∩∈∅⟨⟩∖αβγδεθλμπρστφωΔΩ",
-            "div sqrt infty le ge ne approx pm cup cap in emptyset langle rangle setminus alpha "
-            "beta gamma delta epsilon theta lambda mu pi rho sigma tau phi omega Delta "
-            "Omega".split(),
+            "÷√∞≤≥⩽⩾≦≧≠≈±∪∩∈∅⟨⟩∖αβγδεθλμπρστφωΔΩ",
+            "div sqrt infty le ge le ge le ge ne approx pm cup cap in emptyset langle rangle "
+            "setminus alpha beta gamma delta epsilon theta lambda mu pi rho sigma tau phi omega "
+            "Delta Omega".split(),
             strict=True,
         )
     },
@@ -39,7 +43,7 @@ _SCRIPTS = re.compile(rf"([{_RAISED}]+)|([{_LOWERED}]+)|[\u00bc-\u00be\u2150-\u2
 # A typed root covers the whole number after it; in TeX \sqrt16 covers one digit.
 _TYPED_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(\d+(?:\.\d+)?|[a-z](?![a-zA-Z]))")
 # TeX does not show these braces: {5}{6} is the number 56.
-_IDLE_BRACES = re.compile(r"(?<![a-zA-Z}^_\]\\])\{(\d[\d.]*)\}")
+_IDLE_BRACES = re.compile(r"(?<![a-zA-Z}^_\]\\])(?<![\^_]\d)\{(\d[\d.]*)\}")
 
 # Amounts of money. Before a sign of arithmetic the currency is dropped.
 _CURRENCIES = {r"\$": "dollars", "€": "euros", "£": "sterling", "¥": "yen", "¢": "cents"}
@@ -51,17 +55,22 @@ _END = (
 )
 _PRICE = re.compile(rf"{_CURRENCY}\s*({_MONEY}){_END}|(?<![\w.}}])({_MONEY})\s*{_CURRENCY}{_END}")
 
-_FONT = r"text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox"
+_FONT = "text|textbf|textit|textrm|textnormal|textsf|texttt|emph"
+_FONT += "|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox"
 _FONTS = re.compile(
     rf"\\(?:{_FONT}|operatorname\*?)\s*\{{((?:[^{{}}^]|\^\{{-?\d\}}|\^(?!\{{))*)\}}"
 )
 _NESTED_FONT = re.compile(rf"\\(?:{_FONT})(?=\s*\{{[^{{}}]*\{{)")
 # Of a value: 2\pi\text{m}/\text{s}, but not 2\pi\text{R}/\text{T}.
 _RATE = re.compile(r"((?:[\d})]|\\pi(?!\s*\\text\{[A-Z]\}))\s*\\text\{[^{}]*)\}\s*/\s*\\text\{")
-_OLD_FONT = re.compile(r"\\(?:rm|bf|it|displaystyle|textstyle|limits|boldsymbol|bm)(?![a-zA-Z])")
-_STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+_OLD_FONT = re.compile(
+    r"\\(?:rm|bf|it|[lL]arge|displaystyle|textstyle|limits|boldsymbol|bm|underline)(?![a-zA-Z])"
+    r"|\\(?:text)?color(?:box)?\s*\{[^{}]*\}"
+)
+# `sub` parses a template even without a match; it calls a function only for matches.
+_STEPS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
+    (re.compile(pattern), methodcaller("expand", text) if "\\" in text else text)
+    for pattern, text in (
         # Escaped twice, as in tests of Math-Verify: -2 \\le x \\le 7.
         (r"(?<!\\)\\(\\(?:[dt]?frac|sqrt|left|right|[lg]eq?|in|pi|infty|cup|text)\b)", r"\1"),
         (r"\\\\(?:\[[^\]]*\])?", r"\\\\ "),  # the end of a matrix row; `(?<!\\)` below keeps it
@@ -77,8 +86,8 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\f?box(?:ed)?(?![a-zA-Z])", ""),
         (r"(?<!\\)\\[()]|^\s*\\\[|\\\]\s*$", " "),
         (r"(?<!\\)\$", " "),
-        (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le "),
-        (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge "),
+        (r"\\leq(?:slant|q)?(?![a-z])|<=", r"\\le "),
+        (r"\\geq(?:slant|q)?(?![a-z])|>=", r"\\ge "),
         (r"\\neq(?![a-z])|\\not\s*=|(?<=[a-zA-Z\s])!=", r"\\ne "),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-z])", "|"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
@@ -89,16 +98,29 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # 28 pct: tests of Math-Verify
         (r"\\%|\s*(?<![a-zA-Z])(?:per ?cent|pct\.?)(?![a-zA-Z])", "%"),
         (r"\\(?:simeq|approxeq|doteq)(?![a-zA-Z])", r"\\approx "),
-        (r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|log|ln|frac)(?![a-zA-Z])", r"\\\1"),
+        (r"(?<![\\a-zA-Z])(sqrt|pi|(?:arc)?(?:sin|cos|tan)|exp|log|ln|frac)(?![a-zA-Z])", r"\\\1"),
+        (r"\{([^{}\\]+)\\choose(?![a-z])([^{}\\]+)\}", r"\\binom{\1}{\2}"),
+        (r"\\mathrm\s+([a-zA-Z])(?![a-zA-Z])", r"\\mathrm{\1}"),
+        # "72", 21st, 5^{\text{th}}
+        (r'^\s*"([^"]*)"\s*$|^\s*(\d+)(?:st|nd|rd|th)\s*$', r"\1\2"),
+        (r"(?<=\d)\s*\^\s*\{\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}", ""),
+        (r"^([^=]+=.*?),?\s*\\text\s*\{,?\s*for all(?: real)?\s*\}?\s*[a-z]\}?\s*$", r"\1"),
+        (r",?\s*\\text\s*\{,?\s*where\s*\}\s*\w\s*\\text\s*\{\s*is an? constant\s*\}\s*$", ""),
         (r"(?<=\d)[eE]([+-]?\d{1,4})(?!\d|\.\d)", r"\\times 10^{\1}"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
-        (r"\*\*(?=[\s({\d-])", "^"),
+        (r"\*\*(?=[\s({\d-]|[a-z](?![a-zA-Z]))", "^"),
         # A typed fraction before a blank is a factor: 1/2 x. 1/2x stays ambiguous.
         (
             r"(?<![\w.)\]}/^])(?<!\d\s)(\d+)/(\d+)(?=\s+(?:[a-zA-Z]\b|\(|\\(?:pi|sqrt)))",
             r"\\frac{\1}{\2}",
         ),
         (r"\s+", " "),
+        # The same value once more: \frac12 (or 0.5), \frac12 (=0.5), \frac12\text{ (0.5)}.
+        (
+            r"(?<=[\d}!]) ?(?:\\text ?\{ ?\((?:or |= ?)?|\( ?(?:\\text ?\{ ?or ?\}|or\b|=)) ?"
+            r"(-?(?:[\d./]+|\\frac\{\d+\}\{\d+\})) ?\) ?\}?$",
+            r" or \1",
+        ),
     )
 )
 # Keeps an ellipsis, except after a decimal: "5, ..." is not 5.
@@ -112,6 +134,7 @@ _NEAR = re.compile(
 )
 _REASON = re.compile(r"(?:since|because|as|where)\b")
 _REMARK = re.compile(r"(?=.*[A-Za-z]{4}|in )[A-Za-z]{2,}(?: [A-Za-z]+)*")
+_TYPED = re.compile(r"(\^|\\sqrt(?:\[\w+\])?)\s*(\((?:[^()]|\([^()]*\))*\))")  # 2^(n+1), \sqrt(x)
 # TeX without braces, as in answers of MathArena: an argument is one token.
 _PIECE = re.compile(r"\\[a-zA-Z]+|\s+|\\?.", re.DOTALL)
 _ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1, "^": 1, "_": 1}
@@ -158,8 +181,8 @@ def remark_as_unit(text: str) -> str:
 
 
 def braced(text: str) -> str:
-    r"""Put arguments in braces, for latex2sympy: `\frac{n(n-1)}2`, `\sqrt y`, `\sqrt\frac12`."""
-    tokens = _PIECE.findall(text)[::-1]
+    r"""Put arguments in braces, for latex2sympy: `\frac{n(n-1)}2`, `\sqrt y`, `2^(n+1)`."""
+    tokens = _PIECE.findall(_TYPED.sub(r"\1{\2}", text))[::-1]
 
     def piece() -> str:
         token = tokens.pop()
@@ -174,7 +197,7 @@ def braced(text: str) -> str:
             while tokens and tokens[-1].isspace():
                 tokens.pop()
             if not tokens or tokens[-1] in "})(" or (token in "^_" and tokens[-1][0] != "\\"):
-                break  # \sqrt(3), 2^-3
+                break  # 2^-3
             argument = piece()
             token += argument if argument[0] == "{" else f"{{{argument}}}"
         return token
@@ -200,9 +223,11 @@ def _text(match: re.Match[str]) -> str:
     words = " ".join(re.sub(r"\^\{(-?\d)\}", r"^\1", match[1]).split())
     if words.strip(" ,") in ("", "and", "or"):
         return f" {words.strip(' ,')} "
+    if words in FUNCTIONS or words in ("e", "i"):
+        return f" {words} "
     if measured := re.fullmatch(r"(-?\d[\d.,]*) ([A-Za-z]\D*)", words):
         return rf"{measured[1]}\text{{ {measured[2]}}}"
-    return words if re.fullmatch(r"[\d\W]+", words) else rf"\text{{{words}}}"
+    return words if re.fullmatch(r"(?:[a-z] ?=)?[\d\W]+", words) else rf"\text{{{words}}}"
 
 
 def flat(text: str) -> str:

@@ -13,8 +13,11 @@ yd yard yards | mi mile miles | mph | am | pm | s sec secs second seconds | min 
 h hr hrs hour hours | day days | week weeks | month months | year yr yrs years | g gram grams
 kg kilogram kilograms | lb lbs pound pounds | oz ounce ounces | ton tons | dollar dollars usd
 cent cents | nickel nickels | dime dimes | euro euros eur | sterling gbp | yen jpy | unit units
-north | south | east | west | left | right | up | down | profit gain | loss
-more increase | less decrease | boy boys | girl girls | l liter liters | ml milliliter milliliters
+north | south | east | west | left | right | profit gain | loss | clockwise | counterclockwise
+more increase higher older above late later up
+less decrease lower younger below early earlier down
+january | february | march | april | may | june | july | august | september | october | november
+december | boy boys | girl girls | l liter liters | ml milliliter milliliters
 gal gallon gallons | pint pints | quart quarts
 """
 _UNIT_OF = {
@@ -27,6 +30,7 @@ _PLAIN_UNITS = {name for name in _UNIT_OF if len(name) > 1} | {"of", "per", "sq"
 _SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa eV keV MeV kW MW kJ kN".split())
 _PRICES = frozenset("dollar cent euro sterling yen".split())
 _TIMES = frozenset("s min h day week month year".split())  # of rates: km/h is no km
+_IDLE = frozenset("of per sq the a in st nd rd th".split())
 _MIN_UNKNOWN_WORD = 4
 _MAX_SYMBOL = 3  # letters; longer unknown words ("apples") are no units
 _WORD_TAIL = re.compile(r"\s*((?<![\\a-zA-Z])[A-Za-z][A-Za-z .,/'-]*(?:\^\{?-?\d\}?)?)$")
@@ -83,12 +87,15 @@ def split_unit(text: str) -> tuple[str, str | None]:
 def _unit_of(words: str) -> str:
     """Return the units and symbols among the words with their powers: "km h" of km/h."""
     units = []
-    for word, power in re.findall(r"([A-Za-z]+)|\^\s*\{?\s*(-?\d)", words.replace(".", "")):
+    pattern = r"(?:\b(sq|square|cu|cubic) +)?([A-Za-z]+)|\^\s*\{?\s*(-?\d)"
+    for kind, word, power in re.findall(pattern, words.replace(".", ""), re.IGNORECASE):
         if power:
             units.append(f"^{power}")
         elif unit := _UNIT_OF.get(word.lower(), word if len(word) <= _MAX_SYMBOL else ""):
             units.append(unit)
-    return " ".join(unit for unit in units if unit not in ("of", "per", "sq", "the", "a", "in"))
+        if kind:
+            units.append("^2" if kind[0] in "sS" else "^3")
+    return " ".join(unit for unit in units if unit not in _IDLE)
 
 
 def units_contradict(first: str | None, second: str | None) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from prompt_aug.grading.extract import closed_boxes
+from prompt_aug.grading.extract import closed_boxes, is_placeholder
 from prompt_aug.typed import Record, Several, as_list
 
 UNIT = 1024  # rewards are multiples of 1 / UNIT
@@ -43,7 +43,7 @@ class Rule(Record):
     filled        for each of these pairs, the text between its two strings has content: a letter, a
                   digit or a mathematical sign; the prefill counts
     last          only white space follows the last occurrence of this string
-    boxed         there is a complete \\boxed{...} with content, not ``{}`` or ``{.}``
+    boxed         there is a complete \\boxed{...} with content, not ``{}`` or ``{answer}``
     boxed_in      such a box is inside the tag pair of this name, before its first closing tag
     boxed_after   such a box begins after the last occurrence of this string
     """
@@ -111,10 +111,10 @@ def published_reward(markers: Sequence[str], response: str) -> float:
 
 
 def has_content(text: str) -> bool:
-    """Return whether `text` has a letter, a digit, a mathematical sign or set braces."""
+    """Return whether `text` has a letter, a digit, a sign or set braces, and is no placeholder."""
     return r"\{" in text or any(
         character.isalnum() or (unicodedata.category(character) == "Sm" and character not in "|~")
-        for character in _LAYOUT.sub(" ", text)
+        for character in _LAYOUT.sub(" ", "" if is_placeholder(text) else text)
     )
 
 

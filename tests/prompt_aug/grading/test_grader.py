@@ -187,6 +187,12 @@ def test_the_text_of_another_option_is_wrong_however_near(right: str, wrong: str
         (r"Thus \boxed{10^-4}.</s> The answer is (B).", False),
         ("The answer is (B).\n\nNow, considering all the above, the final answer is:", True),
         ("The answer is (A).\n\nNow, considering all the above, the final answer is:", False),
+        ("It is long. " * 40 + "The correct option is **B**.", True),
+        ("It is long. " * 40 + "Correct Option: B", True),
+        ("It is long. " * 40 + "Therefore, option B is correct.", True),
+        ("It is long. " * 40 + "Therefore, option B is not correct.", False),
+        ("The answer is C. The incorrect option is B.", False),
+        ("The answer is B since 5+7=12.", True),
     ],
 )
 def test_a_letter_after_a_box_without_one_counts(response: str, correct: bool) -> None:

@@ -66,6 +66,7 @@ def test_a_response_in_format_earns_one_and_an_empty_one_nothing(name: str) -> N
         ("abel", "the answer is 7", 0.0),
         ("abel", r"the answer is \boxed{\text{ } \quad}", 0.0),
         ("abel", r"the answer is \boxed{\emptyset}", 1.0),
+        *(("abel", rf"in \boxed{{{shown}}}", 0.0) for shown in ("answer", r"\phantom{5}", "=")),
     ],
 )
 def test_by_hand(name: str, response: str, value: float) -> None:
