@@ -26,10 +26,7 @@ def control_tokens(tokenizer: Any) -> dict[str, int]:
     DeepSeek's role tokens are added tokens with ``special=False``, as are Gemma's line breaks and
     HTML tags, which are text. Pairs of tags (``<think>``, ``</think>``) are text in any case.
     """
-    try:
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-    except NotImplementedError:  # Mistral's own tokenizer reads no control token from text
-        added = {}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
     chat = str(getattr(tokenizer, "chat_template", ""))
     contents = {token.content for token in added.values()}
     named = {getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")}

@@ -39,6 +39,11 @@ def load_tokenizer(model: str) -> Any:
         raise TokenizerError(
             f"no tokenizer can be loaded from {model} ({why}). {remedy}"
         ) from error
+    if type(tokenizer).__name__ == "MistralCommonBackend":  # it reads no control tokens from text
+        raise TokenizerError(
+            f"the tokenizer of {model} is Mistral's, of tekken.json, without a chat template. Name "
+            "a copy of the model that has tokenizer.json and not tekken.json."
+        )
     if not tokenizer.encode("1", add_special_tokens=False):
         raise TokenizerError(
             f"the tokenizer of {model} gives no token for '1': its files are lost or damaged, as "

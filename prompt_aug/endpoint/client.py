@@ -15,7 +15,7 @@ import httpx2
 import openai
 
 from prompt_aug.base.commands import check_one_url
-from prompt_aug.base.errors import UserError
+from prompt_aug.base.errors import UserError, kind_of
 from prompt_aug.endpoint import Budget, EndpointError, Spending
 
 KEY_VARIABLE, HOSTED = "OPENAI_API_KEY", "https://api.openai.com/v1"
@@ -27,13 +27,18 @@ LOCAL = re.compile(r"(.+\.)?localhost|127\.[\d.]+|0\.0\.0\.0|::1?")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 EQUAL_FAILURES = 8  # in a row end the run
 FINAL = (400, 413, 422)  # the same request gets the same answer
-REFUSED, QUOTA = (401, 402, 403, 404), "insufficient_quota"  # no other request succeeds
+REFUSED = (401, 402, 403, 404)  # no other request succeeds, as with a used-up QUOTA
+QUOTA = re.compile(r"insufficient_quota|^429 .*(?:per[ _-]?day|daily)", re.IGNORECASE | re.DOTALL)
+DELAY = re.compile(
+    r"(?:again|retry) (?:in|after) (\d+(?:\.\d+)?) ?(ms|s(?:ec\w*)?)\b", re.IGNORECASE
+)
 REFUSALS = {  # of one prompt, by code or message
     "content_filter": r"content.?(filter|policy|management|exists risk)|moderation|flagged",
     "prompt_too_long": r"status 413|context.(length|size|window)|longer than|too long|`inputs`",
 }
 HALF = ("abort", "error")  # finish reasons of a server that shuts down
-ENDS = dict.fromkeys(("eos_token", "stop_sequence", "eos"), "stop")  # of TGI, TGI, Together
+ENDS = dict.fromkeys(("eos_token", "stop_sequence", "eos", "end", "end_turn"), "stop")
+ENDS["max_tokens"] = "length"
 NOTHING = Spending()
 WANTED: ContextVar[Spending] = ContextVar("reserved for each attempt")
 
@@ -74,13 +79,20 @@ def choices_of(answer: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def _choice(choice: dict[str, Any]) -> tuple[str, str, str]:
     message, finish = choice.get("message"), choice.get("finish_reason")
-    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    message = message if isinstance(message, dict) else choice
+    text = message.get("content", message.get("text"))
+    if isinstance(text, list):  # parts, as Mistral's: thoughts and text
+        parts = (part for part in text if isinstance(part, dict) and part.get("type") == "text")
+        text = "".join(str(part.get("text", "")) for part in parts)
     text, finish = (value if isinstance(value, str) else "" for value in (text, finish))
-    finish = printable(finish)
-    if not finish:
-        return text, "no_finish_reason", "no_finish_reason"
+    finish = printable(finish).lower()[:40]
+    finish = ENDS.get(finish, finish)
+    if text.strip():  # some servers name no reason
+        return text, finish or "stop", ""
     missing = finish if finish == "content_filter" else "no_content"
-    return text, ENDS.get(finish, finish)[:40], "" if text.strip() else missing
+    if finish == "stop" and (message.get("reasoning_content") or message.get("reasoning")):
+        missing = "only_reasoning"
+    return text, finish or "no_finish_reason", missing if finish else "no_finish_reason"
 
 
 def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
@@ -141,9 +153,10 @@ class Channel(openai.DefaultAsyncHttpxClient):
         self.stopped = self.stopped or cause
 
     def count(self, reason: str, line: str = "") -> None:
-        """Count equal reasons of failures in a row, "" for an answer; stop at EQUAL_FAILURES."""
-        self._equal = self._equal + 1 if reason == self._last else 1
-        self._last = reason
+        """Count reasons of one kind in a row, "" for an answer; stop at EQUAL_FAILURES."""
+        kind = kind_of(reason)
+        self._equal = self._equal + 1 if kind == self._last else 1
+        self._last = kind
         if reason and self._equal >= EQUAL_FAILURES:
             line = (line or reason)[:400]
             self.stop(EndpointError(f"{self._equal} equal failures in a row: {line}"))
@@ -194,7 +207,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
         for name, words in REFUSALS.items():
             if status in (*FINAL, 403) and re.search(words, description, re.IGNORECASE):
                 return {"choices": [], "refusal": name, "error": line}
-        if status in REFUSED or QUOTA in description:
+        if status in REFUSED or QUOTA.search(f"{status} {error.response.text}"):
             how = f"Check {KEY_VARIABLE}, quota, model and path."
             raise EndpointError(f"{self.url}: {line}. {how}") from error
         raise Failure(line, status) from error
@@ -253,8 +266,11 @@ class Channel(openai.DefaultAsyncHttpxClient):
     def _used(self, response: httpx2.Response, wanted: Spending) -> Spending:
         """Parse a reply and return what it used, by its `usage` or the reservation."""
         if not response.is_success:
-            if QUOTA in response.text:
+            if QUOTA.search(f"{response.status_code} {response.text}"):
                 response.headers["x-should-retry"] = "false"  # read by `openai`
+            elif delay := DELAY.search(response.text):
+                seconds = float(delay[1]) / (1000 if delay[2].lower() == "ms" else 1)
+                response.headers.setdefault("retry-after", f"{seconds:g}")
             return NOTHING if response.status_code == 429 else Spending(1)
         answer = None
         with suppress(ValueError, RecursionError):
@@ -264,7 +280,8 @@ class Channel(openai.DefaultAsyncHttpxClient):
         if wanted.requests and any(finish in HALF for _, finish, _ in choices_of(answer)):
             raise httpx2.RemoteProtocolError("half an answer, by its finish_reason")
         response.extensions["answer"] = answer
-        read, written = (reported_tokens(answer, f"{of}_tokens") for of in ("prompt", "completion"))
+        names = ("prompt", "completion", "total")
+        read, written, total = (reported_tokens(answer, f"{of}_tokens") for of in names)
         if not read or written is None:  # every prompt has a token
             return wanted
-        return Spending(1, read, written)
+        return Spending(1, read, max(written, (total or 0) - read))  # xAI's lack the thoughts

@@ -16,6 +16,7 @@ from prompt_aug.grading import grade_answer, grade_many
 from prompt_aug.prepare.filters import OVERLAP_LIMIT, OverlapIndex
 from prompt_aug.questions import Question, normalise
 from prompt_aug.rephrase.checks import (
+    ASKS,
     Check,
     Reason,
     Verdict,
@@ -29,8 +30,10 @@ from prompt_aug.rephrase.checks import (
 from prompt_aug.rephrase.reading import read
 
 NOT_OF_SOURCE = ("text", "uid", "used")  # of a response
+_THOUGHTS = r"(?s)\A(?:.*(?:</think>|\[/THINK\]|◁/think▷)|\s*analysis.*assistantfinal)"
 _LABEL = (
-    r"(?i)^\W*(?:rephras\w*(?:\s+(?:question|problem|it|version))?|question)\s*[*_]{0,2}:"
+    r"(?i)^\W*(?:(?:rephras|reword|rewrit|paraphras)\w*(?:\s+(?:question|problem|it|version))?"
+    r"|question)\s*[*_]{0,2}:"
     r"[^\w\s$\\(]{0,2}\s+"  # not the dollar of a formula
 )
 _NEXT = re.compile(r"\n\s*(?:Question|Original|Rephras\w*(?: it)?)\s*:", re.I)
@@ -52,8 +55,9 @@ class Candidate:
 
 def clean(response: str) -> str:
     """Return the question of a response, without thoughts, label, quotes or next example."""
-    text = response.rpartition("</think>")[2].strip()
-    text = re.sub(_LABEL, "", _NEXT.split(text)[0].strip()).strip()
+    text = re.sub(_THOUGHTS, "", response).strip()
+    before = _NEXT.split(text)[0]  # without a request, it is the first part of the question
+    text = re.sub(_LABEL, "", (before if ASKS.search(before) else text).strip()).strip()
     if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text.count(text[-1]) <= 2:
         text = text[1:-1].strip()
     return text
@@ -140,8 +144,9 @@ class Answers(NamedTuple):
 
 
 def answers_of(question: Question, responses: Sequence[Response]) -> Answers:
-    """Grade the responses to one text. One without an answer is wrong and in no class."""
-    grades = grade_many((response["text"], question.answers) for response in responses)
+    """Grade the distinct responses to one text. One without an answer is wrong and in no class."""
+    texts = dict.fromkeys(response["text"] for response in responses)
+    grades = grade_many((text, question.answers) for text in texts)
     classes: dict[str, int] = {}
     for answer in (g.extracted for g in grades if not g.correct and g.extracted):
         name = next((equal for equal in classes if _same(equal, answer)), answer)

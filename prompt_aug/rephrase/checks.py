@@ -179,12 +179,24 @@ FEWEST_WORDS, MANY = 3, 25
 FEWEST_ENGLISH = 0.15  # share of function words in an English text
 SIBLING_LIKENESS = 90.0  # rapidfuzz token_sort_ratio of the words in any order
 _WORDS = re.compile(r"[^\W\d_]+")
+ASKS = re.compile(  # a question mark, a question word or an imperative
+    r"(?i)[?？]|\b(?:find|determine|compute|calculate|evaluate|estimate|solve|simplify|prove|show"
+    r"|express|what|how|(?:work|figure) out)\b|(?:^|[.,:;$\])}]\s*|\b(?:please|then)\s+)(?:enter"
+    r"|expand|factor|convert|rationalize|(?:re)?write|round|add|subtract|multiply|divide|list|give"
+    r"|name|state|count|choose|select|identify|tell)\b"
+)
+_OPTION = re.compile(r"(?m)(?:^[^\w\n]*|(?<![\w)])\(|(?<=\s)(?=[A-J]\)))([A-J])[.)]")
+_LAYOUT = re.compile(r"\\(?:q?quad|text\w*|math\w*)|[\s\\${}*~]|[.,;]$")
+_STOPS = re.compile(r"[^\W\d_]\s*$")
 _CHATTER = re.compile(
     r"(?i)^\W*(?:sure|certainly|of course|okay|here (?:is|are)|here's|rephras\w*\b.{0,40}:"
-    r"|the above question|question\s*:|original\s*:|problem\s*:|as an ai)"
+    r"|the above question|question\s*:|original\s*:|problem\s*:|as an ai|let me re|analysis(?=we )"
+    r"|(?:absolutely|got it|great|alright|understood)[!.,:])|\[/?THINK\]|◁/?think▷"
+    r"|\n\W{0,9}(?:note|explanation|or|alternative\w*)\b\W{0,3}:|\bto solve this\b"
+    r"|\bwould you like\b|\border of (?:the )?(?:information|facts)\b|\bthe question asks\b"
     r"|\bI hope (?:this|that)\b|\blet me know if\b|\brephrased (?:question|version|problem)s?\b"
     r"|</?(?:think|answer|question|script|img|div|span|html|body|iframe|svg|style)\b|</[a-z]+>"
-    r"|^\W*(?:version|perspective|rephrasing)\s*\d"
+    r"|^\W*(?:version|perspective|rephrasing)\s*\d|^\W*(?:version|option)\s*\w\W*[:\n]"
     r"|<\|[^|\s]{1,40}\|>|^\s*```"  # a special token would end the user's turn
 )
 _LEAK = re.compile(
@@ -200,8 +212,11 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
     drawings = [[d.strip() for d in DRAWING.findall(text)] for text in (question, candidate)]
     if drawings[0] != drawings[1]:
         yield reject("diagram", "the [asy] blocks differ from the question's")
-    if _is_english(question) != _is_english(candidate):
+    english = [_is_english(text) for text in (question, candidate)]
+    if english[0] != english[1]:
         yield reject("language", "one text is English, the other is not")
+    elif not english[0]:
+        yield doubt("language", "number words and negations are read in English only")
     own, count = len(tokens(read(question))), len(tokens(read(candidate)))
     ratio = count / max(own, 1)
     words = f"{count} words, the question has {own}"
@@ -212,6 +227,35 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
     for name, pattern in (("chatter", _CHATTER), ("leak", _LEAK)):
         if (match := pattern.search(candidate)) and not pattern.search(question):
             yield reject(name, f"not the question alone: {match.group().strip()[:80]!r}")
+
+
+def requests(question: str, candidate: str) -> Iterator[Reason]:
+    """Yield reasons: other options, no request or half of one, and a remark after it."""
+    if (own := _options(question)) and own != _options(candidate):
+        yield reject("options", "the lettered options differ, or their order does")
+    if ASKS.search(question) and not ASKS.search(candidate):
+        yield doubt("request", "it asks nothing")
+    elif _STOPS.search(candidate) and not _STOPS.search(question):
+        yield doubt("request", "it ends without a period")
+    if _has_remark(candidate) and not _has_remark(question):
+        yield reject("chatter", "a remark after the question")
+
+
+def _has_remark(text: str) -> bool:
+    """Return True for a last paragraph without request, number and formula after a request."""
+    *before, last = re.split(r"\n\s*\n", text.strip())
+    plain = not (ASKS.search(last) or re.search(r"[\d$\\[]", last) or _options(text))
+    return plain and any(map(ASKS.search, before))
+
+
+def _options(text: str) -> list[str]:
+    """Return the options A, B, ... without spaces and commands of TeX; [] if there are none."""
+    text = re.sub(r"\(\w+ [A-J]\)", "", DRAWING.sub("", text))  # (group A)
+    letters, texts = (_OPTION.split(text)[place::2] for place in (1, 2))
+    if len(letters) < 2 or not "ABCDEFGHIJ".startswith("".join(letters)):
+        return []
+    texts[-1] = texts[-1].strip().split("\n")[0]
+    return [_LAYOUT.sub("", text).lower() for text in texts]
 
 
 def _is_english(text: str) -> bool:
@@ -373,6 +417,31 @@ def unmatched(first: Reading, second: Reading, counted: bool = False) -> set[Fra
     return {n.value for n in own if not n.soft and not {n.value, n.share} & matched}
 
 
+# Words that may stand for a minus sign, and words for one and two that come and go.
+_BELOW = re.compile(
+    r"(?i)\b(?:below|under|negative|minus|loss|los[et]|debt|ow(?:e|ing)|opposite|left|west|south"
+    r"|down|drop|fall|fell|less|subtract|reduc|decreas|before)"
+)
+_PAIRS = re.compile(r"(?i)\b(?:both|pairs?|couples?|either|once|single)\b")
+
+
+def compare_signs(question: Reading, candidate: Reading) -> Iterator[Reason]:
+    """Yield reasons: a sign came or went, and one, two or a rank became another."""
+    soft: list[set[Fraction]] = []
+    for first, second in ((question, candidate), (candidate, question)):
+        own, others = numbers(first), numbers(second)
+        values = {n.value for n in others}
+        unclear = {n.value for n in own if not n.negative}
+        unclear |= {n.value for n in others if n.negative is not False}
+        turned = {n.value for n in own} & values - unclear
+        if turned and not _BELOW.search(second.prose):
+            yield reject("numbers", f"{_listed(turned)} changed the sign")
+        words = numbers(Reading(_PAIRS.sub("", first.prose)))
+        soft.append({n.value for n in words if n.soft and n.value >= 1} - values)
+    for gone, came in ((a, b) for a in soft[0] for b in soft[1] if (a > 2) == (b > 2)):
+        yield doubt("numbers", f"{gone} became {came}")
+
+
 def _listed(values: set[Fraction]) -> str:
     return ", ".join(str(value) for value in sorted(values))
 
@@ -395,7 +464,9 @@ def check_text(
         surface(question, candidate),
         copies(question, candidate, siblings),
         leaked_answers(question, candidate, answers),
+        requests(question, candidate),
         compare_numbers(original, changed),
+        compare_signs(original, changed),
         compare_formulas(original, changed),
         compare_words(original, changed),
     )

@@ -136,7 +136,8 @@ _PART = "|".join(list(_PARTS)[2:])
 _TIMES = {"twice": 2, "doubl": 2, "twofo": 2, "thric": 3, "tripl": 3, "three": 3, "quadr": 4}
 _SOFT = {"both": 2, "pair": 2, "coupl": 2, "eithe": 2, "once": 1, "singl": 1}
 _VALUE = re.compile(
-    rf"""(?:\b(?P<namer>step|part|case|figure|problem|example|question|option|choice|clue)\s
+    rf"""(?P<minus>[-−–]\s?|\b(?:minus|negative)\s)?
+    (?:\b(?P<namer>step|part|case|figure|problem|example|question|option|choice|clue)\s
         |(?P<money>{AMOUNT}\s?))?
     (?:\b(?:(?:an?|one)[\s-](?P<part>{_PART})|(?P<top>{_CARDINAL})[\s-](?P<parts>{_PART})s)\b
          (?P<of>\s(?:of|as|the|less|more|that|its|his)\b|\s*$)?
@@ -150,17 +151,19 @@ _VALUE = re.compile(
           |(?:two|three)fold|both|pairs?|couples?|either|once|single)\b)""",
     re.VERBOSE,
 )
+_SIGNED = re.compile(r"(?:[=<>,;:]|(?<!\^)\(|[a-z]{2} ) *$")  # before the sign of one number
 LONGEST_NUMBER = 200  # characters; int() refuses 4300 digits
 _POWER = re.compile(r"\^\{?([23])\}?(?![\d.])")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A value; a `soft` one may be added or dropped."""
+    """An absolute value; a `soft` one may be added or dropped. `negative` is None if in doubt."""
 
     value: Fraction
     soft: bool = False
     percent: bool = False
+    negative: bool | None = False
 
     @property
     def share(self) -> Fraction:
@@ -169,7 +172,7 @@ class Number:
 
 def numbers(reading: Reading) -> list[Number]:
     """Return every value; a square or cube in a formula is soft, since prose may name it."""
-    formulas = " ; ".join(reading.formulas).replace(",", " , ")
+    formulas = "".join(f" ; {formula}" for formula in reading.formulas).replace(",", " , ")
     prose, literals = (
         filter(None, map(number_of, _VALUE.finditer(text)))
         for text in (reading.prose.lower(), _POWER.sub(" ", formulas))
@@ -189,6 +192,16 @@ def _spelled(words: str) -> int:
 
 def number_of(match: re.Match[str]) -> Number | None:
     """Return the number that a match of `_VALUE` spells; None for n/0 and absurd lengths."""
+    number, minus = _unsigned(match), match["minus"]
+    if not (number and minus):
+        return number
+    start, end = match.span()
+    before, after = match.string[max(0, start - 9) : start], match.string[end : end + 1]
+    sure = minus in "-−" and _SIGNED.search(before) and not re.match(r"[\w(\\^*/+−-]", after)
+    return replace(number, negative=True if sure or minus == "negative " else None)
+
+
+def _unsigned(match: re.Match[str]) -> Number | None:
     parts = match.groupdict("")
     if part := parts["part"]:
         return Number(Fraction(1, _PARTS[part]), soft=not parts["of"] and part != "half")
@@ -227,6 +240,6 @@ def in_tokens(prose: str) -> str:
     def token(match: re.Match[str]) -> str:
         number = number_of(match)
         shown = f"#{number.value}{'%' if number.percent else ''}" if number else ""
-        return f"{match['namer'] or ''} {shown} "
+        return f"{match['minus'] or ''}{match['namer'] or ''} {shown} "
 
     return _VALUE.sub(token, prose)

@@ -97,6 +97,7 @@ class Store:
 
 SLOT = "{question}"
 BYTES_PER_TOKEN = 3
+KNOWN = ("stop", "length", "content_filter")  # finish reasons
 RENAMED = "max_completion_tokens"  # of OpenAI's reasoning models, which refuse max_tokens
 
 
@@ -183,23 +184,25 @@ class Stage:
                     break
                 missing = self.store.missing(request)
 
-    def _body(self, request: Request, count: int) -> dict[str, Any]:
-        """Return the JSON of a request for `count` responses, with what this endpoint takes."""
-        body = self.sampling._asdict() | {"messages": request.messages, "n": count}
+    def _body(self, request: Request, samples: list[int]) -> dict[str, Any]:
+        """Return the JSON of a request for `samples`, with what this endpoint takes."""
+        body = self.sampling._asdict() | {"messages": request.messages, "n": len(samples)}
         body[self.limit] = body.pop("max_tokens")
+        if len(samples) == 1:  # some servers cache replies, or begin with the same seed
+            body["seed"] = samples[0]
         return {name: value for name, value in body.items() if name not in self.without}
 
     def _adapted(self, body: Mapping[str, Any], line: str) -> bool:
         """Return whether a refusal names what the next request can have otherwise, as it then has.
 
-        A parameter is left out only at 1, the API's default.
+        A parameter other than the seed is left out only at 1, the API's default.
         """
         if "max_tokens" in body and f"'{RENAMED}' instead" in line:
             self.limit = RENAMED
             return True
         refused = re.search(r"support|cannot|both|allowed", line)
         given = [name for name in ("top_p", "temperature") if refused and body.get(name) == 1]
-        named = {name for name in given if name in line}
+        named = {name for name in (*given, "seed") if name in body and name in line}
         self.without = self.without | {*sorted(named)[-1:]}  # of both at once, top_p
         return bool(named)
 
@@ -207,18 +210,27 @@ class Stage:
         self, request: Request, choices: list[tuple[str, str, str]], answer: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return a record for each choice; count those without a whole text."""
-        answers = []
+        answers = list[dict[str, Any]]()
         for text, finish, missing in choices:
             text = text if text.strip() else ""
             answers.append({"text": text, "finish": finish, "answered_by": answer.get("model")})
+            if missing == "only_reasoning":  # the next run may find the server corrected
+                answers[-1] = {"final": False, "error": missing}
             if not text:
                 self.empty.setdefault(missing, []).append(request.uid)
-        lacking = "" if any(a["text"] for a in answers) else f"an empty text ({choices[0][1]})"
+        texts, first = [text for text, _, _ in choices if text.strip()], choices[0][1]
+        lacking = "" if texts else f"an empty text ({first})"
         cut = all(finish == "length" for _, finish, _ in choices)
-        self.whole |= not (cut or lacking)
+        self.whole |= any(text.strip() and finish == "stop" for text, finish, _ in choices)
+        if texts and not self.whole and first not in KNOWN:
+            line = f"finish_reason={first}: unknown, so texts may be cut off. Use another endpoint."
+            self.channel.stop(EndpointError(line))
+            return [{"final": False, "error": line}] * len(choices)
         if cut:  # of hard questions some are, and they arrive together
             lacking = "" if self.whole else lacking or "a text that is cut off"
-        line = str(answer.get("error") or f"{lacking}. Raise --answer-tokens")
+        remedy = "If it is in reasoning_content, correct the server's reasoning parser"
+        remedy = remedy if first == "stop" else "Raise --answer-tokens"
+        line = str(answer.get("error") or f"{lacking}. {remedy}")
         self.channel.count(lacking, line)
         return answers
 
@@ -227,7 +239,8 @@ class Stage:
     ) -> list[dict[str, Any]]:
         """Return a record for each response of one request, after retries; [] if stopped."""
         answers: list[dict[str, Any]]
-        wanted, body = self.estimate(request, len(samples)), self._body(request, len(samples))
+        asked = samples[:1] if alone else samples
+        wanted, body = self.estimate(request, len(asked)), self._body(request, asked)
         try:
             answer = await self.channel.ask("chat/completions", body, wanted)
         except EndpointError as error:
@@ -241,8 +254,8 @@ class Stage:
                 if all("error" in answer for answer in answers):  # that was not the reason
                     self.without = before
                 return answers
-            if final and len(samples) > 1:  # n may be unsupported
-                return await self._ask(request, samples[:1], alone=True)
+            if (final or failure.status >= 500) and len(asked) > 1:  # n may be unsupported
+                return await self._ask(request, asked[:1] if final else asked, alone=True)
             self.channel.count(failure.line)
             answers = [{"final": final, "error": failure.line}] * len(samples)
         else:

@@ -10,7 +10,6 @@ names the manager. `scripts/bench.py step` measures the gain.
 import asyncio
 import logging
 import random
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -37,6 +36,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
 )
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from prompt_aug.base.errors import kind_of
 from recipe.rollout.agent_loop import PromptAugmentationAgentLoop  # which registers it
 from recipe.rollout.client import GroupedClient
 from recipe.run.ending import first_cause
@@ -150,7 +150,7 @@ class GroupedAgentLoopWorker(_Worker):
         Causes that differ only in numbers are of one kind.
         """
         cause = first_cause(error)
-        kind = re.sub(r"\d+", "#", cause)
+        kind = kind_of(cause)
         logger.error("%s failed: %s", what, cause, exc_info=None if kind in self._logged else error)
         self._logged.add(kind)
 

@@ -329,6 +329,13 @@ def test_a_response_ends_at_the_end_of_its_turn() -> None:
     assert (response["response"], response["finish_reason"]) == (text, "stop")
 
 
+@pytest.mark.parametrize(("named", "kept"), [("MAX_TOKENS", "length"), ("end_turn", "stop")])
+def test_finish_reasons_have_one_name(named: str, kept: str) -> None:
+    with server_of(lambda n, b: completion("2", named)) as endpoint:
+        ((_, response),) = engine_at(endpoint.url).stream(requests(1))
+    assert response["finish_reason"] == kept
+
+
 def test_what_passes_is_retried_and_what_stays_is_named_after_the_others() -> None:
     """Half an answer, of a server that shuts down, would be graded as wrong."""
 

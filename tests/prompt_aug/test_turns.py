@@ -4,13 +4,14 @@ The special tokens are those that the models' tokenizer files list.
 """
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_tokenizers import deepseek, gemma, gpt_oss, llama_3, phi, qwen_base, tokenizer
 
-from prompt_aug.base.tokenizers import load_tokenizer
+from prompt_aug.base.tokenizers import TokenizerError, load_tokenizer
 from prompt_aug.turns import control_token, end_of_turn
 
 ENDS = {
@@ -65,6 +66,22 @@ def test_ends_of_the_generation_configuration(tmp_path: Path) -> None:
     ):
         (tmp_path / file).write_text(json.dumps({"eos_token_id": ends}))
         assert end_of_turn(load_tokenizer(str(tmp_path))).ids == {c, pad} | wanted
+
+
+def test_mistrals_own_tokenizer_is_refused_and_that_of_tokenizer_json_is_not(
+    tmp_path: Path,
+) -> None:
+    """verl and vLLM, too, take tekken.json before tokenizer.json."""
+    qwen_base().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert end_of_turn(load_tokenizer(str(tmp_path))).ids
+    tokens = [b64encode(bytes([i])).decode() for i in range(256)]
+    vocab = [{"rank": i, "token_bytes": t, "token_str": None} for i, t in enumerate(tokens)]
+    sizes = {"num_vocab_tokens": 256, "default_vocab_size": 276, "default_num_special_tokens": 20}
+    config = {"pattern": ".", "version": "v3", **sizes}
+    (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
+    with pytest.raises(TokenizerError, match=r"tekken\.json"):
+        load_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", REFUSED)

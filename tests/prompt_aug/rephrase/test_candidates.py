@@ -8,7 +8,15 @@ import pytest
 
 from prompt_aug.questions import make_question, read_parquet, write_parquet
 from prompt_aug.rephrase.__main__ import main
-from prompt_aug.rephrase.candidates import Answers, Candidate, answers_of, choose, distance, solved
+from prompt_aug.rephrase.candidates import (
+    Answers,
+    Candidate,
+    answers_of,
+    choose,
+    clean,
+    distance,
+    solved,
+)
 from prompt_aug.rephrase.checks import Reason
 
 TOY = {
@@ -34,6 +42,26 @@ def test_every_question_of_the_toy_world_has_three_rephrasings(tmp_path: Path) -
             a, b = map(int, re.findall(r"\d+", text))
             assert {a, b} == set(map(int, re.findall(r"\d+", question.text)))
             assert TOY[question.text] in (a + b, abs(a - b))
+
+
+ASKED = "What is the sum of 3 and 4?"
+HALF = "Ann has 3 apples and buys 4."
+
+
+@pytest.mark.parametrize(
+    ("response", "question"),
+    [
+        *((f"{thoughts}\n{ASKED}", ASKED) for thoughts in ("<think>?</think>", "[THINK]?[/THINK]")),
+        (f"◁think▷Add them?◁/think▷{ASKED}", ASKED),
+        (f"analysisWe add them?assistantfinal{ASKED}", ASKED),
+        *((f"**{label}:** {ASKED}", ASKED) for label in ("Rephrased", "Rewritten", "Paraphrase")),
+        (f"Reworded problem: {ASKED}", ASKED),
+        (f"{ASKED}\n\nQuestion: What is 7 + 8?\nRephrased: Add 7 and 8.", ASKED),
+        (f"{HALF}\nQuestion: How many are there?", f"{HALF}\nQuestion: How many are there?"),
+    ],
+)
+def test_a_response_is_cut_down_to_its_question(response: str, question: str) -> None:
+    assert clean(response) == question
 
 
 QUESTION = "alpha beta gamma delta"
@@ -89,3 +117,5 @@ def test_the_answers_of_a_text_are_graded_and_grouped() -> None:
     assert answers_of(question, [{"text": text} for text in texts]) == Answers(
         2, 6, (("3", 2), ("4", 1))
     )
+    # Of a cache, or of a server that begins with the same seed.
+    assert answers_of(question, [{"text": text} for text in texts[:2] * 4]).right == 2

@@ -90,6 +90,13 @@ def test_own_pairs() -> None:
 QUESTION = "Ann has 12 apples and buys 5 more. How many apples does Ann have now?"
 BETTER = "After purchasing 5 apples in addition to her 12, what number of apples is Ann left with?"
 ADDED = "Her tall brother owns 30 red marbles. " + BETTER
+HEADS = ("Absolutely! ", "Got it. ", "Option 1: ", "**Version A**\n", "Let me rephrase this:\n\n")
+TAILS = (
+    " (Order of information changed.)",
+    "\n\nNote: I kept all numbers and found 2 mistakes.",
+    "\n\nTo solve this, add the 5 apples.",
+    "\n\nWould you like another version?",
+)
 TOLD = "Ann, who will have 17 apples, had 12 and purchased 5. What is her number of apples?"
 
 
@@ -106,6 +113,8 @@ TOLD = "Ann, who will have 17 apples, had 12 and purchased 5. What is her number
         (QUESTION.replace("buys 5 more", "eats 5 more"), {}, "doubtful", "edit"),
         (BETTER.replace("what number of", "which"), {"siblings": [BETTER]}, "reject", "sibling"),
         (ADDED, {}, "doubtful", "numbers"),
+        *((f"{head}{BETTER}", {}, "reject", "chatter") for head in HEADS),
+        *((f"{BETTER}{tail}", {}, "reject", "chatter") for tail in TAILS),
         ("1" * 10**6, {}, "reject", "length"),
     ],
 )
@@ -146,6 +155,23 @@ def test_one_fault_at_a_time(
 )
 def test_a_near_copy_with_another_meaning_is_doubtful(question: str, changed: str) -> None:
     assert check_text(question, changed).verdict == "doubtful"
+
+
+@pytest.mark.parametrize(
+    ("question", "candidate"),
+    [
+        (
+            "Anna hat zwölf Äpfel und kauft fünf weitere dazu. Wie viele hat sie jetzt?",
+            "Zu ihren zwölf Äpfeln kauft Anna noch sieben. Welche Anzahl besitzt sie danach?",
+        ),
+        (
+            "小明有三个苹果，又买了五个。现在他一共有多少个苹果？",
+            "小明原来有三个苹果，后来又买了七个，请问他现在有多少个苹果？",
+        ),
+    ],
+)
+def test_a_question_in_another_language_is_doubtful(question: str, candidate: str) -> None:
+    assert check_text(question, candidate).verdict == "doubtful"
 
 
 def test_a_sum_is_not_rephrased_as_a_difference() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
 
     def script(number: int, body: dict[str, Any]) -> Reply:
         if "question 0" in str(body):
-            return Reply({"error": {"message": "no seed"}}, status=400)
+            return Reply({"error": {"message": "no tools"}}, status=400)
         return Reply(chat(["x", "", "y"]))
 
     wanted = requests(3, samples=3)
@@ -239,6 +240,7 @@ def test_a_refused_request_and_an_empty_text_are_final(tmp_path: Path) -> None:
     [
         (Reply({}, status=401), "OPENAI_API_KEY"),
         (Reply({"error": {"code": "insufficient_quota"}}, status=429), "quota"),
+        (Reply({"error": {"message": "Limit: 50 requests per day"}}, status=429), "per day"),
         (Reply({"error": {"message": "no model scripted"}}, status=404), "no model scripted"),
     ],
 )
@@ -363,7 +365,8 @@ def test_a_failure_is_booked_as_what_it_may_have_cost(
     ("reply", "message"),
     [
         *((Reply({"error": {"message": "out of memory"}}, n), "out of memory") for n in (400, 500)),
-        (Reply(chat([""])), "an empty text.*--answer-tokens"),  # no end of its reasoning
+        (Reply(chat([""])), "an empty text.*reasoning_content"),
+        (Reply(chat([""], finish="length")), "an empty text.*--answer-tokens"),  # all reasoning
         (Reply({"error": {"message": "context length is 9"}}, 400), "context length is 9"),
         (Reply(chat(["<think> Okay"], finish="length")), "cut off.*--answer-tokens"),
     ],
@@ -373,3 +376,93 @@ def test_equal_failures_in_a_row_end_the_run(reply: Reply, message: str, tmp_pat
         with pytest.raises(EndpointError, match=rf"8 equal failures.*{message}"):
             ask(tmp_path, endpoint.url, requests(50), retries=0, concurrency=2)
         assert len(endpoint.bodies) <= 8 + 2
+
+
+def test_failures_that_differ_in_ids_counts_and_delays_are_equal(tmp_path: Path) -> None:
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        line = f"Used {number}, try again in {number}ms (request req_{number:08x})"
+        return Reply({"error": {"message": line}}, status=429)
+
+    with serving(script) as endpoint, pytest.raises(EndpointError, match="8 equal failures"):
+        ask(tmp_path, endpoint.url, requests(50), retries=0, concurrency=1)
+    assert len(endpoint.bodies) == 8
+
+
+@pytest.mark.parametrize("delay", ["Please try again in 250ms.", "Please retry in 0.25s."])
+def test_a_delay_in_the_message_is_waited_for(delay: str, tmp_path: Path) -> None:
+    times: list[float] = []
+
+    def script(number: int, body: dict[str, Any]) -> Reply:
+        times.append(time.monotonic())
+        return answer(number, body) if number else Reply({"error": {"message": delay}}, 429)
+
+    with serving(script) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, requests(1)).answers) == 1
+    assert times[1] - times[0] >= 0.25
+
+
+@pytest.mark.parametrize(
+    ("finish", "kept"),
+    [
+        *((name, "stop") for name in ("STOP", "end", "end_turn", "eos", "stop_sequence", None)),
+        *((name, "length") for name in ("max_tokens", "MAX_TOKENS", "Length")),
+    ],
+)
+def test_finish_reasons_of_all_servers_have_one_name(
+    finish: str | None, kept: str, tmp_path: Path
+) -> None:
+    with serving(always(Reply(chat(["x"], finish=finish)))) as endpoint:
+        store = ask(tmp_path, endpoint.url, requests(1))
+    assert [record["finish"] for record in store.answers.values()] == [kept]
+
+
+def test_an_unknown_finish_reason_ends_the_run_and_keeps_no_text(tmp_path: Path) -> None:
+    """Such a text may be cut off; among others whose ends are known it is kept, and rejected."""
+    with serving(always(Reply(chat(["x"], finish="Done")))) as endpoint:
+        with pytest.raises(EndpointError, match="finish_reason=done"):
+            ask(tmp_path, endpoint.url, requests(50), concurrency=1)
+        assert len(endpoint.bodies) == 1
+    with serving(lambda n, b: Reply(chat(["x"], finish="done" if n else "stop"))) as endpoint:
+        assert len(ask(tmp_path, endpoint.url, requests(5), concurrency=1).answers) == 5
+
+
+def test_a_text_in_parts_is_joined_and_one_in_the_reasoning_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    """Mistral's parts; and a server whose parser takes the whole text for reasoning."""
+    parts = [{"type": "thinking", "thinking": []}, *({"type": "text", "text": t} for t in "ab")]
+    for content, texts in (("", []), (None, []), (parts, ["ab"])):
+        reply = chat([""])
+        reply["choices"][0]["message"] |= {"content": content, "reasoning_content": "A question?"}
+        with serving(always(Reply(reply))) as endpoint:
+            store = ask(tmp_path, endpoint.url, requests(1))
+            assert len(endpoint.bodies) == 1
+        assert [record["text"] for record in store.answers.values()] == texts
+
+
+def test_a_server_that_takes_one_sample_and_no_seed(tmp_path: Path) -> None:
+    """As llama.cpp, with status 500; a sample of its own has its own seed where it may."""
+
+    def one(number: int, body: dict[str, Any]) -> Reply:
+        if body["n"] > 1:
+            return Reply({"error": {"message": "Only one completion choice is allowed"}}, 500)
+        if "seed" in body and "question 0" in str(body):
+            return Reply({"error": {"message": "Extra inputs: seed"}}, 422)
+        return answer(number, body)
+
+    with serving(one) as endpoint:
+        store = ask(tmp_path / "a", endpoint.url, requests(2, 3), retries=0, concurrency=1)
+        assert [body["n"] for body in endpoint.bodies] == [3] + [1] * 7
+    assert len(store.answers) == 6 and not store.failures
+    with serving(one) as endpoint:
+        ask(tmp_path / "b", endpoint.url, requests(2, 3)[1:], retries=0)
+        assert [body.get("seed") for body in endpoint.bodies] == [None, 0, 1, 2]
+
+
+def test_tokens_of_reasoning_are_in_the_total(tmp_path: Path) -> None:
+    """As xAI's, whose completion tokens lack them."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 329}
+    budget = Budget()
+    with serving(always(Reply(chat(["x"]) | {"usage": usage}))) as endpoint:
+        ask(tmp_path, endpoint.url, requests(1), budget)
+    assert budget.spent == Spending(1, 10, 319)

@@ -102,7 +102,7 @@ def arithmetic(number: int, body: dict[str, Any]) -> Reply:
     prompt = body["messages"][0]["content"]
     if "boxed" in prompt:
         total = sum(int(word) for word in re.findall(r"\d+", prompt))
-        return Reply(chat([f"\\boxed{{{total}}}"] * body["n"]))
+        return Reply(chat([f"{way}: \\boxed{{{total}}}" for way in "abcd"[: body["n"]]]))
     return rephrase(number, body)
 
 
@@ -163,12 +163,12 @@ def test_a_failure_of_any_round_or_stage_is_named(
         if "boxed" in prompt or "Ada has 10" in prompt.rpartition("Question: ")[2]:
             return Reply({"error": {"message": f"request {number}"}}, status=500)
         texts = [c["message"]["content"] for c in rephrase(0, body | {"n": 5}).body["choices"]]
-        return Reply(chat([texts[3] if number < 3 else texts[0]] * body["n"]))
+        return Reply(chat([texts[3] if number < 4 else texts[0]] * body["n"]))
 
     monkeypatch.setattr(pipeline, "Endpoint", partial(Endpoint, per_request=2, retries=0))
     more = "--n 1 --most 6 --concurrency 1".split()
     assert made.run(script, *more) == 4
-    assert "2 responses failed: 2 times status 500: request 0" in capsys.readouterr().err
+    assert "2 responses failed: 2 times status 500: request 1" in capsys.readouterr().err
     assert made.run(script, *more, "--solve", "s") == 4
     assert "times status 500" in capsys.readouterr().err
     assert len(made.written()[1].rephrasings) == 1
