@@ -26,6 +26,7 @@ BRANCHES = (
 REPEATS = BRANCHES[3:]
 CLAUSES = ("elif_clause", "else_clause", "case_item")
 EXPANSIONS = ("simple_expansion", "expansion")
+FOLDED = (*EXPANSIONS, "arithmetic_expansion", "command_substitution")
 ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
@@ -99,7 +100,9 @@ def commands(
 
 
 def source_of(node: Any) -> str:
-    return str(node.text.decode(errors="replace"))
+    """Return the text of a node, without blanks before it that the grammar adds in a string."""
+    text = str(node.text.decode(errors="replace"))
+    return text.lstrip(" \t\n\\") if node.type in FOLDED else text
 
 
 class Reader:
@@ -310,7 +313,7 @@ class Reader:
         """Return the words that a command gets from a node."""
         node = node.children[0] if node.type == "command_name" else node
         inner = node.children[1] if node.type == "string" and node.child_count == 3 else node
-        if inner.type in EXPANSIONS and len(node.text) - len(inner.text) in (0, 2):
+        if inner.type in EXPANSIONS and source_of(node).strip('"') == source_of(inner):
             words = self.value(inner)
             return words if node.type == "string" else [x for word in words for x in word.fields()]
         first, *rest = self.text(node).split(BLANK)
@@ -386,7 +389,8 @@ class Reader:
         if node.type == "string":  # in which blanks are not always nodes
             pieces, at = list[str](), 1
             for child in [*(x for x in node.children if x.child_count), None]:
-                end = child.start_byte - node.start_byte if child else -1
+                inner = source_of(child) if child else '"'
+                end = (child or node).end_byte - node.start_byte - len(inner.encode())
                 piece = node.text[at:end].decode(errors="replace")
                 pieces.append(re.sub(r'\\(["\\$`])', r"\1", piece))
                 if child:

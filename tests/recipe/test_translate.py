@@ -44,6 +44,12 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ("A=1\nif ((A == 1)); then B=$((A <= 2)); fi\nx $A", ["1"]),
         ("for ((i = 0; i < 2; i++)); do x a=$i; done", [f"a={unknown('i')}"]),
         ('set -- a "b c"\nx "$@"', ["a", "b c"]),
+        # Blanks that the grammar gives to the node behind them
+        (
+            'A=1\nx "$A $A" "$A $((A+1))" " $A" "é $A \\\n  $A\n$A"',
+            ["1 1", "1 2", " 1", "é 1   1\n1"],
+        ),
+        ('A="a $U"\nB="$A $(pwd) ${SET}"\nx $B', ["a", unknown("U"), "/here", "given"]),
         ("A=(1 2)\nx ${#A[@]} a=$# ${#U[@]} ${#A}", ["2", "a=0", unknown("U"), unknown()]),
         ("A=1\nwhile [[ $# -gt 0 ]]; do A=$2; done\nx a=$A", ["a=1"]),
         ("A=1\nwhile [ 1 -gt 2 ]; true; do A=2; done\nx a=$A", [f"a={unknown('A')}"]),
