@@ -54,6 +54,8 @@ ENGINES = {
     "trainer.use_v1": (True,),
     "trainer.v1.trainer_mode": ("sync", "recipe_sync", *verl.ASYNCHRONOUS),
 }
+# Sections with names of the user's
+NAMED = ("distillation.teacher_models", "reward.custom_reward_function.reward_kwargs")
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"
 FREE = ("model_engine", "trainer.device", f"{ROLLOUT}.name", "algorithm.filter_groups.metric")
@@ -237,10 +239,47 @@ def of_yaml(path: Path, text: str) -> list[str]:
 
 
 @functools.cache
+def source_of_verl() -> str:
+    """Return the text of verl's modules."""
+    paths = verl_config().parents[1].rglob("*.py")
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+@functools.cache
 def words_of_verl() -> frozenset[str]:
     """Return every name in verl's source."""
-    texts = (p.read_text(encoding="utf-8") for p in verl_config().parents[1].rglob("*.py"))
-    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+    return frozenset(re.findall(r"\w+", source_of_verl()))
+
+
+@functools.cache
+def fields_of(name: str) -> frozenset[str]:
+    """Return the fields of a class of verl's source and of its bases."""
+    found = set[str]()
+    pattern = rf"(?ms)^class {name}\b([^:]*):\n(.*?)(?=^\S|\Z)"
+    for bases, body in re.findall(pattern, source_of_verl()):
+        found.update(re.findall(r"(?m)^    (\w+):", body))
+        found.update(*(fields_of(base) for base in re.findall(r"\w+", bases) if base != name))
+    return frozenset(found)
+
+
+def is_added(key: str, root: str) -> bool:
+    """Return True if verl reads a key that its configuration lacks.
+
+    The name behind the last known section is a field of its class, or is read as SECTION.NAME.
+    """
+    if (verl.why_fixed(key) or "").startswith("no effect"):
+        return False
+    if is_in(key, NAMED):
+        return True
+    known, names = known_keys(root), key.split(".")
+    depth = max(i for i in range(len(names)) if not i or ".".join(names[:i]) in known)
+    kind = default_values(root).get(f"{'.'.join(names[:depth])}._target_")
+    if kind and names[depth] in fields_of(kind.rpartition(".")[2]):
+        return True
+    section = names[depth - 1] if depth else "config"
+    owner = "(?:data|config)" if section == "data" else f"{section}(?:_config)?"
+    reads = rf"""\b{owner}(?:\.|\.get\(\s*["']|\[["']){names[depth]}\b"""
+    return bool(re.search(reads, source_of_verl()))
 
 
 def skipped(name: str, settings: Sequence[Setting]) -> str | None:
@@ -273,10 +312,12 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
         OmegaConf.update(config, key, None if value is UNKNOWN else value, merge=False)
     for x in settings:
         if x.key not in keys:
-            is_read = "+" in x.prefix and x.key.rpartition(".")[2] in words_of_verl()
+            is_plus, passed = "+" in x.prefix, re.match(r".*?kwargs\b", x.key)
+            added = only_keys or not is_plus or is_added(passed[0] if passed else x.key, root)
+            is_read = is_plus and added and x.key.rpartition(".")[2] in words_of_verl()
             own_class = str(values.get(f"{x.key.rpartition('.')[0]}._target_", "verl."))
             of_class = not own_class.startswith(("verl.", "recipe."))  # a field of the user's
-            is_free = of_class or is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)
+            is_free = of_class or is_open(x.key) or x.key.startswith("hydra.") or (passed and added)
             if not (is_read or is_free or is_in(x.key, linked)):
                 yield x.message(verl.unknown_key(x.key, root))
         elif x.prefix == "+" and defaults.get(x.key) is not None:
