@@ -54,6 +54,7 @@ ENGINES = {
     "trainer.use_v1": (True,),
     "trainer.v1.trainer_mode": ("sync", "recipe_sync", *verl.ASYNCHRONOUS),
 }
+DYNAMIC = "critic.use_dynamic_bsz"  # without it verl requires a micro-batch size
 # Sections with names of the user's
 NAMED = ("distillation.teacher_models", "reward.custom_reward_function.reward_kwargs")
 # Values that other engines and devices allow.
@@ -326,6 +327,9 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
             yield x.message("a section of keys, not a value. Set the keys in it.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
+            foreign |= (
+                x.key == f"{verl.MODEL}.lora_alpha" and not config.actor_rollout_ref.model.lora_rank
+            )
             wrong = {} if foreign else verl.wrong_values({x.key: x.value}, root)
             yield from (x.message(why.partition(": ")[2]) for why in wrong.values())
             if x.key == verl.KL_TYPE and verl.has_no_gradient(config):
@@ -340,7 +344,10 @@ def without_effect(x: Setting, values: Mapping[str, Any], config: Any, root: str
     """Return why verl never reads a setting, or None."""
     if values.get(f"{ROLLOUT}.name", "vllm") != "vllm" and is_in(x.key, [ROLLOUT]):
         return None
-    why, off = verl.why_fixed(x.key) or "", verl.off_switch(config, x.key)
+    why = (verl.why_fixed(x.key) or "").removeprefix("unsupported, ")
+    off = verl.off_switch(config, x.key)
+    if x.key == DYNAMIC and x.value is True:
+        return None
     if why.startswith("no effect"):
         return why.partition(": ")[0] if "recipe." in why else why
     if off is None or root == ROOT:  # a method may turn the switch on

@@ -8,11 +8,12 @@ from omegaconf import OmegaConf
 
 from recipe import lint
 from recipe.config.compose import compose_config
+from recipe.config.verl import MODEL, REF, A, R
 
 pytestmark = pytest.mark.config
 MAIN = "python3 -m verl.trainer.main_ppo"
 HEAD = f"set -x\nsteps=3\nn=${{N:-8}}\n{MAIN} "
-A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+OWN_MICRO = f"{REF}.log_prob_micro_batch_size_per_gpu=2 {A}.use_kl_loss=True"
 Findings = Callable[..., list[str]]
 
 
@@ -58,7 +59,15 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         ("trainer.critic_warmup=5 algorithm.adv_estimator=grpo", "no effect with critic.enable"),
         (f"{A}.kl_loss_type=k1 {A}.use_kl_loss=true", f"{A}.kl_loss_type=k1: as a loss"),
         (f"{A}.kl_loss_type=kl {A}.use_kl_loss=true", f"{A}.kl_loss_type=kl: as a loss"),
+        ("critic.use_dynamic_bsz=False critic.enable=true", "no effect: verl's V1"),
+        (f"{R}.val_kwargs.do_sample=True", f"no effect. Set {R}.val_kwargs.temperature"),
+        (f"{R}.enable_rollout_routing_replay=True", "no effect: FSDP actors ignore it"),
+        ("trainer.default_hdfs_dir=hdfs://x", "no effect: verl 0.9.1 does not copy"),
+        (f"{OWN_MICRO} {A}.use_dynamic_bsz=True", f"no effect with {REF}.log_prob_use_dynamic_bsz"),
         # Negative controls
+        (f"{OWN_MICRO} {A}.use_dynamic_bsz=True {REF}.log_prob_use_dynamic_bsz=False", None),
+        ("critic.enable=true critic.use_dynamic_bsz=True", None),
+        (f"{MODEL}.lora_rank=0 {MODEL}.lora_alpha=0", None),
         ("data.train_batch_size=$UNSET trainer.total_training_steps=$((2 * steps))", None),
         (f"{A}.use_kl_loss=False {A}.kl_loss_coef=0.1  # trainer.typo=1", None),
         (f"{A}.use_kl_loss=True {A}.kl_loss_type=k1+", None),
