@@ -40,6 +40,7 @@ SETS = re.compile(
 )
 LOCAL = re.compile(r"\b(?:local|declare|typeset)\s+(?:-\w+\s+)*(\w+)")
 LARGEST = 2**63  # of the shell's integers
+PATTERN = re.compile(r"[*?\[]|[@+!]\(")
 INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     **{"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt},
@@ -215,7 +216,8 @@ class Reader:
             and all(INTEGER.fullmatch(str(text)) for text in texts)
         ):
             return COMPARE[name](*(int(str(text)) for text in texts))
-        compares = len(texts) == 2 and sign.type != "test_operator" and "*" not in str(texts[1])
+        compares = name in ("=", "==", "!=") and not PATTERN.search(str(texts[1]))
+        compares = compares and "nocasematch" not in self.values
         return (texts[0] == texts[1]) == (name != "!=") if compares else None
 
     def known(self, node: Any) -> str | None:
@@ -271,6 +273,11 @@ class Reader:
             self.values["@"] = new if len(new) <= MOST else [Word(0, unknown())]
         elif name == "shift" and self.values["@"]:
             self.values["@"] = [Word(0, unknown())]
+        elif name == "shopt" and "nocasematch" in texts:
+            self.put("nocasematch", [])
+        elif name in ("cd", "pushd", "popd") and "PWD" in self.values:
+            folder = texts[0] if texts and texts[0][:1] == "/" else unknown()
+            self.put("PWD", [Word(0, folder)])
         elif name == "let":
             self.forget(SETS.findall(" ".join(texts)))
         elif name in SETTERS:
@@ -385,7 +392,8 @@ class Reader:
             number = self.number(node)
             return unknown("".join(names[:1])) if number is None else str(number)
         if source_of(node) == "$(pwd)" and "PWD" in self.values:
-            return self.values["PWD"][0].text
+            first, *rest = self.values["PWD"]
+            return first.text if first.sure and not rest else unknown()
         if node.type == "string":  # in which blanks are not always nodes
             pieces, at = list[str](), 1
             for child in [*(x for x in node.children if x.child_count), None]:

@@ -32,6 +32,17 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ('if [ "$SET" = given ]; then A=1; else A=2; fi\nx $A', ["1"]),
         ("if [ -n $U ]; then A=1; elif [[ $SET != 1 ]]; then A=2; fi\nx $A", ["2"]),
         ("if [[ $SET == g* ]]; then A=1; else A=2; fi\nx a=$A", [f"a={unknown('A')}"]),
+        *(
+            (f"A=1\nif {test}; then A=2; fi\nx a=$A", [f"a={unknown('A')}"])
+            for test in (
+                *("[[ $SET =~ g ]]", "[[ $SET < h ]]", "[[ h > $SET ]]", "[[ $SET == give? ]]"),
+                *("[[ $SET == [g]iven ]]", "[[ $SET == @(given|b) ]]"),
+            )
+        ),
+        ("A=1\nshopt -s nocasematch\nif [[ a = A ]]; then A=2; fi\nx a=$A", [f"a={unknown('A')}"]),
+        ("cd /d\nx $PWD $(pwd)", ["/d", "/d"]),
+        ("cd /d\ncd e\nx a=$PWD $(pwd)", [f"a={unknown('PWD')}", unknown()]),
+        ("if [ $1 ]; then cd /d; fi\nx a=$PWD $(pwd)", [f"a={unknown('PWD')}", unknown()]),
         ("if [ -f y ]; then A=1; fi\nx a=$A", [f"a={unknown('A')}"]),
         ("for s in 1 2; do x $s; done", [unknown("s")]),
         ("A=1\nunset A\nx ${A:-2}", ["2"]),
