@@ -35,13 +35,14 @@ from recipe.config.base import (
 )
 from recipe.config.compose import COMPOSING, OFF, is_open, one_line, parsed
 from recipe.errors import ConfigError
-from recipe.script import OPEN, Command, Word, commands, unknown_names
+from recipe.script import OPEN, Command, Word, commands, unknown_names, unparsed
 
 VERL = "ppo_trainer"
 UNKNOWN = object()  # a value that a script computes
 MAIN, TRAIN = "verl.trainer.main_ppo", "recipe.train"
 PROGRAMS = (MAIN, TRAIN, "recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
 SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]dapo[./]\S*main_dapo")
+UNPARSED = "cannot be parsed, and settings may be missing. Rewrite this command."
 SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
 # With a value
 OPTIONS = "--config-name -cn --config-path -cp --config-dir -cd --cfg -c --package -p".split()
@@ -164,6 +165,12 @@ def launches(path: Path, text: str, **variables: Any) -> tuple[list[Launch], lis
 def of_script(path: Path, text: str) -> list[str]:
     """Return the findings of a script's commands, each with its own settings."""
     found, findings = launches(path, text)
+    if SCRIPT.search(text) and (line := unparsed(text)):
+        why = f"{path}:{line}: {UNPARSED}"
+        if found:
+            print(why)
+        else:
+            findings.append(why)
     if sum(100 + len(launch.words) for launch in found) > MOST:
         return [f"{path}: {len(found)} commands with too many settings. Nothing was checked."]
     if not found:

@@ -11,7 +11,7 @@ there a variable that nothing sets is empty.
 import operator
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 OPEN = "\ue000"  # before and after the name of a variable, or nothing: an unknown part of a word
@@ -31,7 +31,7 @@ ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
 LENGTH = re.compile(r"\$\{?#(?:(\w+)\[[@*]\])?\}?")  # of an array, or of the arguments
-PRINTS = ("echo", "printf")
+PRINTS = ("echo", "printf", ":")
 SETTERS = ("read", "mapfile", "readarray", "getopts")  # of variables that are arguments
 SUMS = ("compound_statement", "arithmetic_expansion")
 # A name that an arithmetic expression changes.
@@ -100,6 +100,25 @@ def commands(
     return reader.found
 
 
+def tree(source: str) -> Any:
+    """Return the root of a script's syntax tree."""
+    from tree_sitter import Language, Parser  # only where a script is read
+    from tree_sitter_bash import language
+
+    return Parser(Language(language())).parse(source.encode()).root_node
+
+
+def unparsed(source: str) -> int | None:
+    """Return the line of the first text that the grammar cannot parse, None without one."""
+    nodes = [tree(source.replace("\r\n", "\n"))]
+    while nodes:
+        node = nodes.pop()
+        if node.is_error or node.is_missing:
+            return int(node.start_point[0]) + 1
+        nodes += [child for child in reversed(node.children) if child.has_error]
+    return None
+
+
 def source_of(node: Any) -> str:
     """Return the text of a node, without blanks before it that the grammar adds in a string."""
     text = str(node.text.decode(errors="replace"))
@@ -112,14 +131,12 @@ class Reader:
     def __init__(
         self, script: re.Pattern[str], environment: Mapping[str, str], given: Mapping[str, str]
     ) -> None:
-        from tree_sitter import Language, Parser  # only where a script is read
-        from tree_sitter_bash import language
-
-        self.parser, self.script, self.first = Parser(Language(language())), script, 1
+        self.script, self.first = script, 1
         self.found: list[Command] = []
         self.repeats = (
             0  # loops and functions around a node: what is in them runs with other values
         )
+        self.functions: dict[str, dict[str, list[Word]]] = {}  # the variables that each sets
         self.uneven: set[str] = set()  # arrays whose length depends on a branch
         before = {name: [Word(0, text)] for name, text in {**environment, **given}.items()}
         self.given = frozenset(given)
@@ -129,7 +146,7 @@ class Reader:
         """Read a script whose first line is `first`, with variables of its own."""
         before = self.first, self.values
         self.first, self.values = first, self.values.new_child()
-        self.visit(self.parser.parse(source.encode()).root_node)
+        self.visit(tree(source))
         self.first, self.values = before
 
     def line(self, node: Any) -> int:
@@ -156,7 +173,9 @@ class Reader:
             self.values = before
             return
         elif node.type == "heredoc_body" and self.script.search(source_of(node)):
-            self.read(re.sub(r"\\([\\$`])", r"\1", source_of(node)), self.line(node))
+            text = re.sub(r"\\([\\$`])", r"\1", source_of(node))
+            is_comment = re.match(r":\s*<", source_of(node.parent.parent))
+            self.read("" if is_comment else text, self.line(node))
         for child in node.children:
             self.visit(child)
 
@@ -182,12 +201,18 @@ class Reader:
         names = {name for result in results[1:] for name in result.maps[0]} - self.given
         if node.type == "function_definition":
             names -= {"@", *LOCAL.findall(source_of(node))}
+            function = source_of(node.child_by_field_name("name"))
+            self.functions[function] = {name: results[-1][name] for name in names}
+        self.merge(names, results)
+
+    def merge(self, names: Iterable[str], results: Sequence[Mapping[str, list[Word]]]) -> None:
+        """Give variables the words of all their values."""
         for name in names:
             options = [result.get(name, []) for result in results]
             self.uneven |= {name} if len({*map(len, options)}) > 1 else set()
-            words = [*dict.fromkeys(word for option in options for word in option)][:MOST]
-            sure = [all(word in option for option in options) for word in words]
-            before[name] = [Word(*word[:2], both) for word, both in zip(words, sure, strict=True)]
+            words = [*dict.fromkeys(word[:2] for option in options for word in option)][:MOST]
+            sure = [all(Word(*word) in option for option in options) for word in words]
+            self.values[name] = [Word(*word, x) for word, x in zip(words, sure, strict=True)]
 
     def chosen(self, node: Any) -> list[Any] | None:
         """Return what runs of an ``if`` whose tests are known, None if one is not."""
@@ -240,6 +265,13 @@ class Reader:
             self.builtin(words[0].text, words[1:])
         if not words or words[0].text in PRINTS:
             return
+        if set_here := self.functions.get(words[0].text):
+            self.merge(set_here, [self.values, set_here])
+        if words[0].text == "eval" and words[1:]:
+            line, text = words[1].line, ""
+            for word in words[1:]:
+                text += " " + CONTINUED * (word.line - line - text.count("\n")) + word.text
+            words = [words[0], Word(line, text)] if len(text) < LONGEST else words
         plain = tuple(word._replace(text=word.text.replace(CONTINUED, "")) for word in words)
         self.found.append(Command(self.line(node), self.first + node.end_point[0], plain))
         for word in words if len(self.found) <= COMMANDS else ():

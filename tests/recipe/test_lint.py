@@ -127,6 +127,9 @@ SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pre
         (f"P=3\nsbatch <<JOB\n{MAIN} {R}.top_p=$P\nJOB", [3]),
         (f'bash -c "cd x && {MAIN} \\\n  {TYPO}"', [2]),
         (f'echo "{MAIN} {TYPO}"', []),
+        (f": <<'END'\n{MAIN} {TYPO}\nEND\n: '{MAIN} {TYPO}'", []),
+        (f"C=\"{MAIN} trainer.project_name='a b' \\\n  {TYPO}\"\neval $C", [2]),
+        (f'A="\n  {TYPO} `#why`\n"\n{MAIN} $A', [1]),  # the grammar cannot parse it
         (f"python - <<'PY'\ndf.columns=[1]\nPY\n{MAIN} trainer.nnodes=1", []),
         # hydra's syntax
         (f"{MAIN} ~data.train_filez ~data.train_files", [1]),
@@ -195,6 +198,14 @@ def test_files_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.timeout(60)
 def test_hostile_files_end(name: str, text: str, findings: Findings) -> None:
     assert len(findings(text, name)) < 10
+
+
+def test_a_text_that_cannot_be_parsed_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path := tmp_path / "a.sh").write_text(f"A=1\nB=${{U:-x|y}}\n{MAIN} trainer.nnodes=$A\n")
+    assert lint.main([str(path)]) == 0
+    assert f"{path}:2: cannot be parsed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("example", ["toy", "ppo", "prompt_aug"])

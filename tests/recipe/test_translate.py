@@ -43,6 +43,8 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ("cd /d\nx $PWD $(pwd)", ["/d", "/d"]),
         ("cd /d\ncd e\nx a=$PWD $(pwd)", [f"a={unknown('PWD')}", unknown()]),
         ("if [ $1 ]; then cd /d; fi\nx a=$PWD $(pwd)", [f"a={unknown('PWD')}", unknown()]),
+        ("f() { A=2; L+=(b); }\nA=1\nL=(a)\nf\nx a=$A ${L[@]}", [f"a={unknown('A')}", "a", "b"]),
+        ("f() { local A=2; }\nA=1\nf\nx a=$A", ["a=1"]),
         ("if [ -f y ]; then A=1; fi\nx a=$A", [f"a={unknown('A')}"]),
         ("for s in 1 2; do x $s; done", [unknown("s")]),
         ("A=1\nunset A\nx ${A:-2}", ["2"]),
