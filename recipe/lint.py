@@ -35,13 +35,14 @@ from recipe.config.base import (
 )
 from recipe.config.compose import COMPOSING, OFF, is_open, one_line, parsed
 from recipe.errors import ConfigError
-from recipe.script import OPEN, Command, Word, commands, unknown_names
+from recipe.script import OPEN, Command, Word, commands, unknown_names, unparsed
 
 VERL = "ppo_trainer"
 UNKNOWN = object()  # a value that a script computes
 MAIN, TRAIN = "verl.trainer.main_ppo", "recipe.train"
 PROGRAMS = (MAIN, TRAIN, "recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo")
 SCRIPT = re.compile(r"verl[./]trainer[./]main_ppo|recipe[./]train\b|recipe[./]dapo[./]\S*main_dapo")
+UNPARSED = "cannot be parsed, and settings may be missing. Rewrite this command."
 SETTING = re.compile(r"[+~]{0,2}[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
 # With a value
 OPTIONS = "--config-name -cn --config-path -cp --config-dir -cd --cfg -c --package -p".split()
@@ -54,6 +55,9 @@ ENGINES = {
     "trainer.use_v1": (True,),
     "trainer.v1.trainer_mode": ("sync", "recipe_sync", *verl.ASYNCHRONOUS),
 }
+DYNAMIC = "critic.use_dynamic_bsz"  # without it verl requires a micro-batch size
+# Sections with names of the user's
+NAMED = ("distillation.teacher_models", "reward.custom_reward_function.reward_kwargs")
 # Values that other engines and devices allow.
 ROLLOUT = "actor_rollout_ref.rollout"
 FREE = ("model_engine", "trainer.device", f"{ROLLOUT}.name", "algorithm.filter_groups.metric")
@@ -161,6 +165,12 @@ def launches(path: Path, text: str, **variables: Any) -> tuple[list[Launch], lis
 def of_script(path: Path, text: str) -> list[str]:
     """Return the findings of a script's commands, each with its own settings."""
     found, findings = launches(path, text)
+    if SCRIPT.search(text) and (line := unparsed(text)):
+        why = f"{path}:{line}: {UNPARSED}"
+        if found:
+            print(why)
+        else:
+            findings.append(why)
     if sum(100 + len(launch.words) for launch in found) > MOST:
         return [f"{path}: {len(found)} commands with too many settings. Nothing was checked."]
     if not found:
@@ -237,10 +247,47 @@ def of_yaml(path: Path, text: str) -> list[str]:
 
 
 @functools.cache
+def source_of_verl() -> str:
+    """Return the text of verl's modules."""
+    paths = verl_config().parents[1].rglob("*.py")
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+@functools.cache
 def words_of_verl() -> frozenset[str]:
     """Return every name in verl's source."""
-    texts = (p.read_text(encoding="utf-8") for p in verl_config().parents[1].rglob("*.py"))
-    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+    return frozenset(re.findall(r"\w+", source_of_verl()))
+
+
+@functools.cache
+def fields_of(name: str) -> frozenset[str]:
+    """Return the fields of a class of verl's source and of its bases."""
+    found = set[str]()
+    pattern = rf"(?ms)^class {name}\b([^:]*):\n(.*?)(?=^\S|\Z)"
+    for bases, body in re.findall(pattern, source_of_verl()):
+        found.update(re.findall(r"(?m)^    (\w+):", body))
+        found.update(*(fields_of(base) for base in re.findall(r"\w+", bases) if base != name))
+    return frozenset(found)
+
+
+def is_added(key: str, root: str) -> bool:
+    """Return True if verl reads a key that its configuration lacks.
+
+    The name behind the last known section is a field of its class, or is read as SECTION.NAME.
+    """
+    if (verl.why_fixed(key) or "").startswith("no effect"):
+        return False
+    if is_in(key, NAMED):
+        return True
+    known, names = known_keys(root), key.split(".")
+    depth = max(i for i in range(len(names)) if not i or ".".join(names[:i]) in known)
+    kind = default_values(root).get(f"{'.'.join(names[:depth])}._target_")
+    if kind and names[depth] in fields_of(kind.rpartition(".")[2]):
+        return True
+    section = names[depth - 1] if depth else "config"
+    owner = "(?:data|config)" if section == "data" else f"{section}(?:_config)?"
+    reads = rf"""\b{owner}(?:\.|\.get\(\s*["']|\[["']){names[depth]}\b"""
+    return bool(re.search(reads, source_of_verl()))
 
 
 def skipped(name: str, settings: Sequence[Setting]) -> str | None:
@@ -273,10 +320,12 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
         OmegaConf.update(config, key, None if value is UNKNOWN else value, merge=False)
     for x in settings:
         if x.key not in keys:
-            is_read = "+" in x.prefix and x.key.rpartition(".")[2] in words_of_verl()
+            is_plus, passed = "+" in x.prefix, re.match(r".*?kwargs\b", x.key)
+            added = only_keys or not is_plus or is_added(passed[0] if passed else x.key, root)
+            is_read = is_plus and added and x.key.rpartition(".")[2] in words_of_verl()
             own_class = str(values.get(f"{x.key.rpartition('.')[0]}._target_", "verl."))
             of_class = not own_class.startswith(("verl.", "recipe."))  # a field of the user's
-            is_free = of_class or is_open(x.key) or re.match(r"hydra\.|.*kwargs\.", x.key)
+            is_free = of_class or is_open(x.key) or x.key.startswith("hydra.") or (passed and added)
             if not (is_read or is_free or is_in(x.key, linked)):
                 yield x.message(verl.unknown_key(x.key, root))
         elif x.prefix == "+" and defaults.get(x.key) is not None:
@@ -285,6 +334,9 @@ def problems_of(settings: Sequence[Setting], root: str, *, only_keys: bool) -> I
             yield x.message("a section of keys, not a value. Set the keys in it.")
         elif x.value is not UNKNOWN:
             foreign = root == VERL and (x.key in FREE or x.key.endswith("strategy"))
+            foreign |= (
+                x.key == f"{verl.MODEL}.lora_alpha" and not config.actor_rollout_ref.model.lora_rank
+            )
             wrong = {} if foreign else verl.wrong_values({x.key: x.value}, root)
             yield from (x.message(why.partition(": ")[2]) for why in wrong.values())
             if x.key == verl.KL_TYPE and verl.has_no_gradient(config):
@@ -299,7 +351,10 @@ def without_effect(x: Setting, values: Mapping[str, Any], config: Any, root: str
     """Return why verl never reads a setting, or None."""
     if values.get(f"{ROLLOUT}.name", "vllm") != "vllm" and is_in(x.key, [ROLLOUT]):
         return None
-    why, off = verl.why_fixed(x.key) or "", verl.off_switch(config, x.key)
+    why = (verl.why_fixed(x.key) or "").removeprefix("unsupported, ")
+    off = verl.off_switch(config, x.key)
+    if x.key == DYNAMIC and x.value is True:
+        return None
     if why.startswith("no effect"):
         return why.partition(": ")[0] if "recipe." in why else why
     if off is None or root == ROOT:  # a method may turn the switch on

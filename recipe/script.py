@@ -11,7 +11,7 @@ there a variable that nothing sets is empty.
 import operator
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 OPEN = "\ue000"  # before and after the name of a variable, or nothing: an unknown part of a word
@@ -26,11 +26,12 @@ BRANCHES = (
 REPEATS = BRANCHES[3:]
 CLAUSES = ("elif_clause", "else_clause", "case_item")
 EXPANSIONS = ("simple_expansion", "expansion")
+FOLDED = (*EXPANSIONS, "arithmetic_expansion", "command_substitution")
 ARGUMENTS = re.compile(r"\$\{?[@*](?::\d+)?\}?")
 # The name of a variable, and the operator before a default.
 REFERENCE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=?]).*)?\}?", re.DOTALL)
 LENGTH = re.compile(r"\$\{?#(?:(\w+)\[[@*]\])?\}?")  # of an array, or of the arguments
-PRINTS = ("echo", "printf")
+PRINTS = ("echo", "printf", ":")
 SETTERS = ("read", "mapfile", "readarray", "getopts")  # of variables that are arguments
 SUMS = ("compound_statement", "arithmetic_expansion")
 # A name that an arithmetic expression changes.
@@ -39,6 +40,7 @@ SETS = re.compile(
 )
 LOCAL = re.compile(r"\b(?:local|declare|typeset)\s+(?:-\w+\s+)*(\w+)")
 LARGEST = 2**63  # of the shell's integers
+PATTERN = re.compile(r"[*?\[]|[@+!]\(")
 INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     **{"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt},
@@ -98,8 +100,29 @@ def commands(
     return reader.found
 
 
+def tree(source: str) -> Any:
+    """Return the root of a script's syntax tree."""
+    from tree_sitter import Language, Parser  # only where a script is read
+    from tree_sitter_bash import language
+
+    return Parser(Language(language())).parse(source.encode()).root_node
+
+
+def unparsed(source: str) -> int | None:
+    """Return the line of the first text that the grammar cannot parse, None without one."""
+    nodes = [tree(source.replace("\r\n", "\n"))]
+    while nodes:
+        node = nodes.pop()
+        if node.is_error or node.is_missing:
+            return int(node.start_point[0]) + 1
+        nodes += [child for child in reversed(node.children) if child.has_error]
+    return None
+
+
 def source_of(node: Any) -> str:
-    return str(node.text.decode(errors="replace"))
+    """Return the text of a node, without blanks before it that the grammar adds in a string."""
+    text = str(node.text.decode(errors="replace"))
+    return text.lstrip(" \t\n\\") if node.type in FOLDED else text
 
 
 class Reader:
@@ -108,14 +131,12 @@ class Reader:
     def __init__(
         self, script: re.Pattern[str], environment: Mapping[str, str], given: Mapping[str, str]
     ) -> None:
-        from tree_sitter import Language, Parser  # only where a script is read
-        from tree_sitter_bash import language
-
-        self.parser, self.script, self.first = Parser(Language(language())), script, 1
+        self.script, self.first = script, 1
         self.found: list[Command] = []
         self.repeats = (
             0  # loops and functions around a node: what is in them runs with other values
         )
+        self.functions: dict[str, dict[str, list[Word]]] = {}  # the variables that each sets
         self.uneven: set[str] = set()  # arrays whose length depends on a branch
         before = {name: [Word(0, text)] for name, text in {**environment, **given}.items()}
         self.given = frozenset(given)
@@ -125,7 +146,7 @@ class Reader:
         """Read a script whose first line is `first`, with variables of its own."""
         before = self.first, self.values
         self.first, self.values = first, self.values.new_child()
-        self.visit(self.parser.parse(source.encode()).root_node)
+        self.visit(tree(source))
         self.first, self.values = before
 
     def line(self, node: Any) -> int:
@@ -152,7 +173,9 @@ class Reader:
             self.values = before
             return
         elif node.type == "heredoc_body" and self.script.search(source_of(node)):
-            self.read(re.sub(r"\\([\\$`])", r"\1", source_of(node)), self.line(node))
+            text = re.sub(r"\\([\\$`])", r"\1", source_of(node))
+            is_comment = re.match(r":\s*<", source_of(node.parent.parent))
+            self.read("" if is_comment else text, self.line(node))
         for child in node.children:
             self.visit(child)
 
@@ -178,12 +201,18 @@ class Reader:
         names = {name for result in results[1:] for name in result.maps[0]} - self.given
         if node.type == "function_definition":
             names -= {"@", *LOCAL.findall(source_of(node))}
+            function = source_of(node.child_by_field_name("name"))
+            self.functions[function] = {name: results[-1][name] for name in names}
+        self.merge(names, results)
+
+    def merge(self, names: Iterable[str], results: Sequence[Mapping[str, list[Word]]]) -> None:
+        """Give variables the words of all their values."""
         for name in names:
             options = [result.get(name, []) for result in results]
             self.uneven |= {name} if len({*map(len, options)}) > 1 else set()
-            words = [*dict.fromkeys(word for option in options for word in option)][:MOST]
-            sure = [all(word in option for option in options) for word in words]
-            before[name] = [Word(*word[:2], both) for word, both in zip(words, sure, strict=True)]
+            words = [*dict.fromkeys(word[:2] for option in options for word in option)][:MOST]
+            sure = [all(Word(*word) in option for option in options) for word in words]
+            self.values[name] = [Word(*word, x) for word, x in zip(words, sure, strict=True)]
 
     def chosen(self, node: Any) -> list[Any] | None:
         """Return what runs of an ``if`` whose tests are known, None if one is not."""
@@ -212,7 +241,8 @@ class Reader:
             and all(INTEGER.fullmatch(str(text)) for text in texts)
         ):
             return COMPARE[name](*(int(str(text)) for text in texts))
-        compares = len(texts) == 2 and sign.type != "test_operator" and "*" not in str(texts[1])
+        compares = name in ("=", "==", "!=") and not PATTERN.search(str(texts[1]))
+        compares = compares and "nocasematch" not in self.values
         return (texts[0] == texts[1]) == (name != "!=") if compares else None
 
     def known(self, node: Any) -> str | None:
@@ -235,6 +265,13 @@ class Reader:
             self.builtin(words[0].text, words[1:])
         if not words or words[0].text in PRINTS:
             return
+        if set_here := self.functions.get(words[0].text):
+            self.merge(set_here, [self.values, set_here])
+        if words[0].text == "eval" and words[1:]:
+            line, text = words[1].line, ""
+            for word in words[1:]:
+                text += " " + CONTINUED * (word.line - line - text.count("\n")) + word.text
+            words = [words[0], Word(line, text)] if len(text) < LONGEST else words
         plain = tuple(word._replace(text=word.text.replace(CONTINUED, "")) for word in words)
         self.found.append(Command(self.line(node), self.first + node.end_point[0], plain))
         for word in words if len(self.found) <= COMMANDS else ():
@@ -268,6 +305,11 @@ class Reader:
             self.values["@"] = new if len(new) <= MOST else [Word(0, unknown())]
         elif name == "shift" and self.values["@"]:
             self.values["@"] = [Word(0, unknown())]
+        elif name == "shopt" and "nocasematch" in texts:
+            self.put("nocasematch", [])
+        elif name in ("cd", "pushd", "popd") and "PWD" in self.values:
+            folder = texts[0] if texts and texts[0][:1] == "/" else unknown()
+            self.put("PWD", [Word(0, folder)])
         elif name == "let":
             self.forget(SETS.findall(" ".join(texts)))
         elif name in SETTERS:
@@ -310,7 +352,7 @@ class Reader:
         """Return the words that a command gets from a node."""
         node = node.children[0] if node.type == "command_name" else node
         inner = node.children[1] if node.type == "string" and node.child_count == 3 else node
-        if inner.type in EXPANSIONS and len(node.text) - len(inner.text) in (0, 2):
+        if inner.type in EXPANSIONS and source_of(node).strip('"') == source_of(inner):
             words = self.value(inner)
             return words if node.type == "string" else [x for word in words for x in word.fields()]
         first, *rest = self.text(node).split(BLANK)
@@ -382,11 +424,13 @@ class Reader:
             number = self.number(node)
             return unknown("".join(names[:1])) if number is None else str(number)
         if source_of(node) == "$(pwd)" and "PWD" in self.values:
-            return self.values["PWD"][0].text
+            first, *rest = self.values["PWD"]
+            return first.text if first.sure and not rest else unknown()
         if node.type == "string":  # in which blanks are not always nodes
             pieces, at = list[str](), 1
             for child in [*(x for x in node.children if x.child_count), None]:
-                end = child.start_byte - node.start_byte if child else -1
+                inner = source_of(child) if child else '"'
+                end = (child or node).end_byte - node.start_byte - len(inner.encode())
                 piece = node.text[at:end].decode(errors="replace")
                 pieces.append(re.sub(r'\\(["\\$`])', r"\1", piece))
                 if child:

@@ -27,7 +27,7 @@ from recipe.config.compose import is_open, one_line, parsed, with_plus
 from recipe.config.verl import MODEL, MOVED, REF, A, R, off_switch, row_of, unknown_key, why_fixed
 from recipe.errors import ConfigError
 from recipe.lint import UNKNOWN, VERL, Launch, Setting, is_section
-from recipe.script import OPEN, unknown_names
+from recipe.script import OPEN, unknown_names, unparsed
 
 SCRIPT = CONFIG / "script.yaml"
 SOURCED = re.compile(r"(?m)(?:^|[;&|{])[ \t]*(?:source|\.)[ \t]+([^\s;&|]+)")
@@ -361,6 +361,8 @@ def translate(
     head = [f"script: {path.resolve()}, line {launch.line}, sha256 {sha256(path)}"]
     head += [f"from the environment: {key}={value}" for key, value in used.items()]
     head += [f"--set {text}" for text in pairs]
+    if wrong := unparsed(text):
+        head.append(f"line {wrong}: {lint.UNPARSED}")
     head += [f"not read: {file}" for file in SOURCED.findall(text)]
     made = Translation(path, folder, overrides, drop, settings, head)
     made.sort()

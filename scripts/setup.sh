@@ -9,6 +9,7 @@
 #                  have torch+cpu                        (default: download.pytorch.org/whl/cpu)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PIP_USER PIP_CONSTRAINT PYTHONPATH # an image's, for packages of its own
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/setup.sh
@@ -24,6 +25,7 @@ index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 lock=requirements/cpu.txt
 torch=$(grep -oE '^torch==[0-9.]+' "$lock")+cpu
 made="$venv/.made-by-setup" # the folder is ours: an interrupted build may be removed
+modules="venv, ensurepip, ssl, ctypes, lzma, bz2" # a Python built without their headers lacks some
 stamp="$venv/.setup-stamp"  # written last: the environment is whole
 wanted="$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
 
@@ -36,8 +38,7 @@ whole() { [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && "$venv/bin/python" -c 
 
 # A name on PATH may be a shim of a version manager that has no such version: run it.
 suits() {
-    "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
-        2>/dev/null
+    "$1" -c "import sys, $modules; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" 2>/dev/null
 }
 
 requires() {
@@ -53,7 +54,7 @@ requires() {
 
 find_python() {
     if [[ -n ${PYTHON:-} ]]; then
-        suits "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the module venv"
+        suits "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the modules $modules"
         echo "$PYTHON"
         return
     fi
@@ -64,7 +65,7 @@ find_python() {
             return
         fi
     done
-    die "no Python 3.11 or 3.12 with the module venv on PATH; install one (Debian: apt install" \
+    die "no Python 3.11 or 3.12 with the modules $modules on PATH; install one (Debian: apt install" \
         "python3.11 python3.11-venv; elsewhere: pyenv, conda, uv) or name it: PYTHON=/path/to/python"
 }
 
@@ -103,8 +104,9 @@ make_venv() {
     if ! suits "$venv/bin/python"; then
         # Perhaps whole on another node: of another processor, or with a Python that is a module there.
         [[ ! -e $venv/bin/python ]] ||
-            die "$venv/bin/python is no Python 3.11 or 3.12 that starts here, and nothing was changed" \
-                "in it: remove $venv, or name another folder: RECIPE_VENV=.venv-own"
+            die "$venv/bin/python is no Python 3.11 or 3.12 that starts here with the modules" \
+                "$modules, and nothing was changed in it: remove $venv, or name another folder:" \
+                "RECIPE_VENV=.venv-own"
         local python
         python=$(find_python)
         say "making $venv with $python ($("$python" --version))"

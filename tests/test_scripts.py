@@ -16,6 +16,7 @@ PYTHON = """\
 [[ $1 == -c ]] && exit 0
 echo "$*" >>"$CALLS"
 case "$*" in
+    "-m pip "*) [[ -z ${PIP_USER:-}${PIP_CONSTRAINT:-}${PYTHONPATH:-} ]] || exit 9 ;;
     *metadata* | -) cat >/dev/null ;;
     *nosuch*--dry-run) echo "no example 'nosuch'" >&2; exit 1 ;;
     *here*--dry-run) echo "on ${RECIPE_MACHINE:-this machine}" >&2; exit 1 ;;
@@ -71,13 +72,21 @@ def test_setup_installs_the_cpu_torch_before_a_changed_lock(checkout: Path) -> N
     with (checkout / "requirements" / "cpu.txt").open("a") as file:
         file.write("# another lock\n")
     (checkout / ".venv" / ".setup-stamp").write_text(f"1a2b {checkout / 'moved'}")  # its old place
-    code, output = run(checkout, "setup.sh")
+    image = {"PIP_USER": "1", "PIP_CONSTRAINT": "/etc/pip/constraint.txt", "PYTHONPATH": "/opt"}
+    code, output = run(checkout, "setup.sh", **image)
     assert "done:" in output and code == 0
     installs = [call for call in calls(checkout) if " install " in call]
     assert installs[0].endswith("install --no-deps torch==2.13.0+cpu")
     assert installs[1].endswith("install --no-deps -r requirements/cpu.txt")
     assert installs[2].endswith("--no-deps --no-build-isolation -e .")
     assert run(checkout, "setup.sh") == (0, "")
+
+
+def test_setup_rejects_a_python_without_modules(checkout: Path) -> None:
+    (checkout / ".venv").rename(checkout / "elsewhere")
+    write_program(checkout / "python3", "[[ $2 != *lzma* ]]")
+    code, output = run(checkout, "setup.sh", PYTHON=str(checkout / "python3"))
+    assert code == 1 and "lzma" in output and not (checkout / ".venv").exists()
 
 
 @pytest.mark.parametrize(

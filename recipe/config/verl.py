@@ -167,7 +167,8 @@ def changed_keys(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
 def unknown_key(key: str, root: str = ROOT) -> str:
     """Return the message about a key that does not exist, with what may have been meant."""
-    if (text := row_of(key, MOVED)) and (root == ROOT or "recipe." not in text):
+    of_verl = None if root == ROOT else row_of(f"verl:{key}", MOVED)
+    if (text := of_verl or row_of(key, MOVED)) and (root == ROOT or "recipe." not in text):
         return f"no key '{key}': {text}"
     if full := sorted(k for k in known_keys(root) if k.endswith(f".{key}")):
         return f"no key '{key}': keys are given in full, as {' or '.join(full[:3])}"

@@ -8,11 +8,12 @@ from omegaconf import OmegaConf
 
 from recipe import lint
 from recipe.config.compose import compose_config
+from recipe.config.verl import MODEL, REF, A, R
 
 pytestmark = pytest.mark.config
 MAIN = "python3 -m verl.trainer.main_ppo"
 HEAD = f"set -x\nsteps=3\nn=${{N:-8}}\n{MAIN} "
-A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+OWN_MICRO = f"{REF}.log_prob_micro_batch_size_per_gpu=2 {A}.use_kl_loss=True"
 Findings = Callable[..., list[str]]
 
 
@@ -41,6 +42,16 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         (f"{A}.policy_loss=0", "policy_loss=0: a section of keys"),
         (f"{A}.policy_loss._target_=my.Loss {A}.policy_loss.alpha=2", None),  # a field of its own
         (f"{A}.policy_loss.alpha=2", f"{A}.policy_loss.alpha=2: no key"),
+        (f"+{A}.policy_loss.tau_pos=2", f"did you mean {A}.tau_pos"),
+        ("+trainer.clip_grad=1", "no key 'trainer.clip_grad'"),
+        ("+data.foo_kwargs.x=1", "no key 'data.foo_kwargs.x'"),
+        ("+reward_model.reward_kwargs.max_resp_len=9", "+reward.reward_kwargs.max_resp_len"),
+        ("reward_model.overlong_buffer.len=9", "+reward.reward_kwargs.overlong_buffer_cfg.len"),
+        (f"{A}.checkpoint.contents=[model]", f"set {A}.checkpoint.save_contents"),
+        ("+reward.reward_kwargs.x=1 +reward.custom_reward_function.reward_kwargs.x=1", None),
+        (f"+{R}.limit_images=1 +trainer.remove_previous_ckpt_in_save=True", None),
+        ("+ray_kwargs.ray_init.address=auto +data.apply_chat_template_kwargs.x=1", None),
+        ("+distillation.teacher_models.a.key=b", None),
         ("trainer.v1={} actor_rollout_ref.rollout.engine_kwargs={}", None),
         (f"{R}.top_p=$steps", f"{R}.top_p=3: Input should be less"),
         (f"{A}.kl_loss_coef=0.1", f"no effect with {A}.use_kl_loss=false"),
@@ -48,7 +59,15 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         ("trainer.critic_warmup=5 algorithm.adv_estimator=grpo", "no effect with critic.enable"),
         (f"{A}.kl_loss_type=k1 {A}.use_kl_loss=true", f"{A}.kl_loss_type=k1: as a loss"),
         (f"{A}.kl_loss_type=kl {A}.use_kl_loss=true", f"{A}.kl_loss_type=kl: as a loss"),
+        ("critic.use_dynamic_bsz=False critic.enable=true", "no effect: verl's V1"),
+        (f"{R}.val_kwargs.do_sample=True", f"no effect. Set {R}.val_kwargs.temperature"),
+        (f"{R}.enable_rollout_routing_replay=True", "no effect: FSDP actors ignore it"),
+        ("trainer.default_hdfs_dir=hdfs://x", "no effect: verl 0.9.1 does not copy"),
+        (f"{OWN_MICRO} {A}.use_dynamic_bsz=True", f"no effect with {REF}.log_prob_use_dynamic_bsz"),
         # Negative controls
+        (f"{OWN_MICRO} {A}.use_dynamic_bsz=True {REF}.log_prob_use_dynamic_bsz=False", None),
+        ("critic.enable=true critic.use_dynamic_bsz=True", None),
+        (f"{MODEL}.lora_rank=0 {MODEL}.lora_alpha=0", None),
         ("data.train_batch_size=$UNSET trainer.total_training_steps=$((2 * steps))", None),
         (f"{A}.use_kl_loss=False {A}.kl_loss_coef=0.1  # trainer.typo=1", None),
         (f"{A}.use_kl_loss=True {A}.kl_loss_type=k1+", None),
@@ -108,6 +127,9 @@ SFT = "torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 model.partial_pre
         (f"P=3\nsbatch <<JOB\n{MAIN} {R}.top_p=$P\nJOB", [3]),
         (f'bash -c "cd x && {MAIN} \\\n  {TYPO}"', [2]),
         (f'echo "{MAIN} {TYPO}"', []),
+        (f": <<'END'\n{MAIN} {TYPO}\nEND\n: '{MAIN} {TYPO}'", []),
+        (f"C=\"{MAIN} trainer.project_name='a b' \\\n  {TYPO}\"\neval $C", [2]),
+        (f'A="\n  {TYPO} `#why`\n"\n{MAIN} $A', [1]),  # the grammar cannot parse it
         (f"python - <<'PY'\ndf.columns=[1]\nPY\n{MAIN} trainer.nnodes=1", []),
         # hydra's syntax
         (f"{MAIN} ~data.train_filez ~data.train_files", [1]),
@@ -176,6 +198,14 @@ def test_files_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.timeout(60)
 def test_hostile_files_end(name: str, text: str, findings: Findings) -> None:
     assert len(findings(text, name)) < 10
+
+
+def test_a_text_that_cannot_be_parsed_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path := tmp_path / "a.sh").write_text(f"A=1\nB=${{U:-x|y}}\n{MAIN} trainer.nnodes=$A\n")
+    assert lint.main([str(path)]) == 0
+    assert f"{path}:2: cannot be parsed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("example", ["toy", "ppo", "prompt_aug"])

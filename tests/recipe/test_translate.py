@@ -32,6 +32,19 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ('if [ "$SET" = given ]; then A=1; else A=2; fi\nx $A', ["1"]),
         ("if [ -n $U ]; then A=1; elif [[ $SET != 1 ]]; then A=2; fi\nx $A", ["2"]),
         ("if [[ $SET == g* ]]; then A=1; else A=2; fi\nx a=$A", [f"a={unknown('A')}"]),
+        *(
+            (f"A=1\nif {test}; then A=2; fi\nx a=$A", [f"a={unknown('A')}"])
+            for test in (
+                *("[[ $SET =~ g ]]", "[[ $SET < h ]]", "[[ h > $SET ]]", "[[ $SET == give? ]]"),
+                *("[[ $SET == [g]iven ]]", "[[ $SET == @(given|b) ]]"),
+            )
+        ),
+        ("A=1\nshopt -s nocasematch\nif [[ a = A ]]; then A=2; fi\nx a=$A", [f"a={unknown('A')}"]),
+        ("cd /d\nx $PWD $(pwd)", ["/d", "/d"]),
+        ("cd /d\ncd e\nx a=$PWD $(pwd)", [f"a={unknown('PWD')}", unknown()]),
+        ("if [ $1 ]; then cd /d; fi\nx a=$PWD $(pwd)", [f"a={unknown('PWD')}", unknown()]),
+        ("f() { A=2; L+=(b); }\nA=1\nL=(a)\nf\nx a=$A ${L[@]}", [f"a={unknown('A')}", "a", "b"]),
+        ("f() { local A=2; }\nA=1\nf\nx a=$A", ["a=1"]),
         ("if [ -f y ]; then A=1; fi\nx a=$A", [f"a={unknown('A')}"]),
         ("for s in 1 2; do x $s; done", [unknown("s")]),
         ("A=1\nunset A\nx ${A:-2}", ["2"]),
@@ -44,6 +57,12 @@ MAIN = "python3 -m verl.trainer.main_ppo"
         ("A=1\nif ((A == 1)); then B=$((A <= 2)); fi\nx $A", ["1"]),
         ("for ((i = 0; i < 2; i++)); do x a=$i; done", [f"a={unknown('i')}"]),
         ('set -- a "b c"\nx "$@"', ["a", "b c"]),
+        # Blanks that the grammar gives to the node behind them
+        (
+            'A=1\nx "$A $A" "$A $((A+1))" " $A" "é $A \\\n  $A\n$A"',
+            ["1 1", "1 2", " 1", "é 1   1\n1"],
+        ),
+        ('A="a $U"\nB="$A $(pwd) ${SET}"\nx $B', ["a", unknown("U"), "/here", "given"]),
         ("A=(1 2)\nx ${#A[@]} a=$# ${#U[@]} ${#A}", ["2", "a=0", unknown("U"), unknown()]),
         ("A=1\nwhile [[ $# -gt 0 ]]; do A=$2; done\nx a=$A", ["a=1"]),
         ("A=1\nwhile [ 1 -gt 2 ]; true; do A=2; done\nx a=$A", [f"a={unknown('A')}"]),
