@@ -351,17 +351,17 @@ def without_effect(x: Setting, values: Mapping[str, Any], config: Any, root: str
     """Return why verl never reads a setting, or None."""
     if values.get(f"{ROLLOUT}.name", "vllm") != "vllm" and is_in(x.key, [ROLLOUT]):
         return None
-    why = (verl.why_fixed(x.key) or "").removeprefix("unsupported, ")
+    needed = x.key == DYNAMIC and x.value is True
+    why = "" if needed else (verl.why_fixed(x.key) or "").removeprefix("unsupported, ")
     off = verl.off_switch(config, x.key)
-    if x.key == DYNAMIC and x.value is True:
-        return None
     if why.startswith("no effect"):
         return why.partition(": ")[0] if "recipe." in why else why
     if off is None or root == ROOT:  # a method may turn the switch on
         return None
     key, value = off[0].key, off[1]
     of_ppo = key == "critic.enable" and config.algorithm.adv_estimator in ("gae", None)
-    on_purpose = key in values and value in OFF  # or computed
+    sources = re.findall(r"[\w.]+", str(default_values(root).get(key)))  # of an interpolation
+    on_purpose = values.keys() & {key, *sources} and value in OFF  # or computed
     return None if of_ppo or on_purpose else f"no effect with {key}={shown(value)}"
 
 

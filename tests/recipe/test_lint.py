@@ -67,6 +67,7 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         # Negative controls
         (f"{OWN_MICRO} {A}.use_dynamic_bsz=True {REF}.log_prob_use_dynamic_bsz=False", None),
         ("critic.enable=true critic.use_dynamic_bsz=True", None),
+        (f"{REF}.log_prob_max_token_len_per_gpu=9 {A}.use_dynamic_bsz=False {OWN_MICRO}", None),
         (f"{MODEL}.lora_rank=0 {MODEL}.lora_alpha=0", None),
         ("data.train_batch_size=$UNSET trainer.total_training_steps=$((2 * steps))", None),
         (f"{A}.use_kl_loss=False {A}.kl_loss_coef=0.1  # trainer.typo=1", None),
