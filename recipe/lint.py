@@ -286,7 +286,7 @@ def is_added(key: str, root: str) -> bool:
         return True
     section = names[depth - 1] if depth else "config"
     owner = "(?:data|config)" if section == "data" else f"{section}(?:_config)?"
-    reads = rf"""\b{owner}(?:\.|\.get\(\s*["']|\[["']){names[depth]}\b"""
+    reads = rf"""\b{owner}(?:["']\])?(?:\.|\.get\(\s*["']|\[["']){names[depth]}\b"""
     return bool(re.search(reads, source_of_verl()))
 
 

@@ -42,8 +42,13 @@ site_settings() {
         export VLLM_RPC_BASE_PATH=${VLLM_RPC_BASE_PATH:-/tmp}
     fi
     export RAY_TMPDIR=${RAY_TMPDIR:-$temporary}
-    # Its default is below the home: on a shared disk nodes that compile at once end each other.
-    export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton_of_$UID}
+    # Its default is below the home: on a shared disk nodes that compile at once end each other. What
+    # it compiles is loaded from there, which a disk without execution refuses.
+    local probe
+    if probe=$(mktemp "${TMPDIR:-/tmp}/probe.XXXXXX") && chmod +x "$probe" && "$probe"; then
+        export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton_of_$UID}
+    fi
+    rm -f "$probe"
     # A job with GPUs and the environment of the quick start would train on the CPU.
     if [[ ${SLURM_GPUS_ON_NODE:-0} != 0 ]]; then export RECIPE_MACHINE=${RECIPE_MACHINE:-gpu}; fi
     export PYTHONNOUSERSITE=${PYTHONNOUSERSITE-1} # packages in ~/.local come before those of a conda environment

@@ -38,7 +38,9 @@ REFUSALS = {  # of one prompt, by code or message
 }
 HALF = ("abort", "error")  # finish reasons of a server that shuts down
 ENDS = dict.fromkeys(("eos_token", "stop_sequence", "eos", "end", "end_turn"), "stop")
-ENDS["max_tokens"] = "length"
+ENDS |= {"max_tokens": "length", "model_length": "length"}
+ENDS |= {"complete": "stop", "completed": "stop"}
+SHORT = 60.0  # seconds
 NOTHING = Spending()
 WANTED: ContextVar[Spending] = ContextVar("reserved for each attempt")
 
@@ -103,6 +105,14 @@ def reported_tokens(answer: dict[str, Any], name: str) -> int | None:
 
 def _tokens(count: Any) -> int | None:
     return count if type(count) is int and 0 <= count <= 2**53 else None
+
+
+def _is_final(status: int, text: str) -> bool:
+    """Return True for a quota that is used up; a limit of a day with a short delay is not."""
+    delay = DELAY.search(text)
+    short = delay and (delay[2].lower() == "ms" or float(delay[1]) <= SHORT)
+    found = QUOTA.search(f"{status} {text}")
+    return bool(found and (found[0] == "insufficient_quota" or not short))
 
 
 def printable(text: str) -> str:
@@ -207,7 +217,7 @@ class Channel(openai.DefaultAsyncHttpxClient):
         for name, words in REFUSALS.items():
             if status in (*FINAL, 403) and re.search(words, description, re.IGNORECASE):
                 return {"choices": [], "refusal": name, "error": line}
-        if status in REFUSED or QUOTA.search(f"{status} {error.response.text}"):
+        if status in REFUSED or _is_final(status, error.response.text):
             how = f"Check {KEY_VARIABLE}, quota, model and path."
             raise EndpointError(f"{self.url}: {line}. {how}") from error
         raise Failure(line, status) from error
@@ -266,9 +276,10 @@ class Channel(openai.DefaultAsyncHttpxClient):
     def _used(self, response: httpx2.Response, wanted: Spending) -> Spending:
         """Parse a reply and return what it used, by its `usage` or the reservation."""
         if not response.is_success:
-            if QUOTA.search(f"{response.status_code} {response.text}"):
+            delay = DELAY.search(response.text)
+            if _is_final(response.status_code, response.text):
                 response.headers["x-should-retry"] = "false"  # read by `openai`
-            elif delay := DELAY.search(response.text):
+            elif delay:
                 seconds = float(delay[1]) / (1000 if delay[2].lower() == "ms" else 1)
                 response.headers.setdefault("retry-after", f"{seconds:g}")
             return NOTHING if response.status_code == 429 else Spending(1)

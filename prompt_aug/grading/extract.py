@@ -44,6 +44,14 @@ _PHRASE = re.compile(
     r"|####:?)",
     re.IGNORECASE | re.MULTILINE,
 )
+_CHOOSES = re.compile(r"correct|option|choice", re.IGNORECASE)
+# After "####": a number of a list, a word of a proof's parts, two words without a digit, a colon.
+_HEADING = re.compile(
+    r"\d+[.)]\s+[A-Za-z]|.*:\W*$|[^\d\n]*[A-Za-z]{2}[^\d\n]*\s[^\d\n]*[A-Za-z]{2}[^\d\n]*$"
+    r"|\W*(?:step|part|conclusion|solution|verification|answer|explanation|summary|check|result|proof"
+    r"|analysis|reasoning|calculations?|final)\b",
+    re.IGNORECASE,
+)
 # After a phrase: a judgment on an answer that was stated before, and a reason.
 _JUDGMENT = re.compile(r"\W{0,4}(?:correct|helpful|(?:un)?clear|final)\s*(?:[.!?\n]|$)")
 _REASON = re.compile(r"\s+(?:because|since|as|is\s+(?:the\s+)?correct)\b")
@@ -183,10 +191,13 @@ def after_phrase(text: str) -> str | None:
         mark, end = phrase[0].strip(" \t>#*:"), phrase.end()
         if end >= stop or (options and mark == "A") or _JUDGMENT.match(text, end):
             return False
-        line = text[end : end + _MAX_PHRASE].partition("\n")[0]
-        return bool(mark) or is_value(line) or text.find("\n", end, stop) < 0
+        line = text[end : end + _MAX_PHRASE].lstrip("# \t\n").partition("\n")[0]
+        last = text.find("\n", end, stop) < 0
+        return bool(mark) or last or is_value(line) or not _HEADING.match(line)
 
-    last = next(filter(states, reversed(list(_PHRASE.finditer(text)))), None)
+    found = list(filter(states, _PHRASE.finditer(text)))
+    # "The answer is 12. So option C is correct."
+    last = next(reversed([m for m in found if not _CHOOSES.match(m[0])] or found), None)
     if last is None:
         return None
     before = text[max(0, last.start() - 24) : last.start()]  # "the wrong answer is"

@@ -30,6 +30,7 @@ _PLAIN_UNITS = {name for name in _UNIT_OF if len(name) > 1} | {"of", "per", "sq"
 _SYMBOLS = frozenset("Hz kHz MHz GHz Pa kPa eV keV MeV kW MW kJ kN".split())
 _PRICES = frozenset("dollar cent euro sterling yen".split())
 _TIMES = frozenset("s min h day week month year".split())  # of rates: km/h is no km
+_OPPOSITES = frozenset("more less clockwise counterclockwise".split())
 _IDLE = frozenset("of per sq the a in st nd rd th".split())
 _MIN_UNKNOWN_WORD = 4
 _MAX_SYMBOL = 3  # letters; longer unknown words ("apples") are no units
@@ -104,6 +105,8 @@ def units_contradict(first: str | None, second: str | None) -> bool:
     A missing unit or power contradicts nothing, nor does a price without its "per hour".
     """
     units, others = (first or "").split(), (second or "").split()
+    if units and others and (units[0] in _OPPOSITES) != (others[0] in _OPPOSITES):
+        return False  # 7 younger, 7 years
     if any(unit != another for unit, another in zip(units, others, strict=False)):
         return True
     if not units or not others or units[0] in _PRICES:

@@ -181,7 +181,8 @@ SIBLING_LIKENESS = 90.0  # rapidfuzz token_sort_ratio of the words in any order
 _WORDS = re.compile(r"[^\W\d_]+")
 ASKS = re.compile(  # a question mark, a question word or an imperative
     r"(?i)[?？]|\b(?:find|determine|compute|calculate|evaluate|estimate|solve|simplify|prove|show"
-    r"|express|what|how|(?:work|figure) out)\b|(?:^|[.,:;$\])}]\s*|\b(?:please|then)\s+)(?:enter"
+    r"|express|what|how|provide|report|indicate|obtain|specify|derive|give|(?:work|figure) out)\b"
+    r"|(?:^|[.,:;$\])}]\s*|\b(?:please|then)\s+)(?:enter"
     r"|expand|factor|convert|rationalize|(?:re)?write|round|add|subtract|multiply|divide|list|give"
     r"|name|state|count|choose|select|identify|tell)\b"
 )
@@ -231,14 +232,18 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
 
 def requests(question: str, candidate: str) -> Iterator[Reason]:
     """Yield reasons: other options, no request or half of one, and a remark after it."""
-    if (own := _options(question)) and own != _options(candidate):
-        yield reject("options", "the lettered options differ, or their order does")
+    own, others = _options(question), _options(candidate)
+    if own and own != others:
+        decide = reject if sorted(own) == sorted(others) else doubt
+        yield decide("options", "the lettered options differ, or their order does")
     if ASKS.search(question) and not ASKS.search(candidate):
         yield doubt("request", "it asks nothing")
     elif _STOPS.search(candidate) and not _STOPS.search(question):
         yield doubt("request", "it ends without a period")
     if _has_remark(candidate) and not _has_remark(question):
-        yield reject("chatter", "a remark after the question")
+        last = re.split(r"\n\s*\n", candidate.strip())[-1]
+        decide = doubt if tokens(read(last)) <= tokens(read(question)) else reject
+        yield decide("chatter", "a remark after the question")
 
 
 def _has_remark(text: str) -> bool:
@@ -435,7 +440,7 @@ def compare_signs(question: Reading, candidate: Reading) -> Iterator[Reason]:
         unclear |= {n.value for n in others if n.negative is not False}
         turned = {n.value for n in own} & values - unclear
         if turned and not _BELOW.search(second.prose):
-            yield reject("numbers", f"{_listed(turned)} changed the sign")
+            yield doubt("numbers", f"{_listed(turned)} changed the sign")
         words = numbers(Reading(_PAIRS.sub("", first.prose)))
         soft.append({n.value for n in words if n.soft and n.value >= 1} - values)
     for gone, came in ((a, b) for a in soft[0] for b in soft[1] if (a > 2) == (b > 2)):

@@ -178,6 +178,8 @@ def numbers(reading: Reading) -> list[Number]:
         for text in (reading.prose.lower(), _POWER.sub(" ", formulas))
     )
     values = [replace(number, soft=number.value in (0, 1, 2)) for number in literals]
+    if re.search(rf"[-−]\s*{FORMULA}", reading.prose):  # "- 3 < n": outside of the formula
+        values = [replace(n, negative=n.negative or None) for n in values]
     powers = [Number(Fraction(power), soft=True) for power in _POWER.findall(formulas)]
     return [*prose, *values, *powers]
 

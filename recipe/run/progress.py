@@ -78,7 +78,11 @@ def step_line(lines: list[dict[str, Any]], total: int) -> str:
         f"tokens/s {speed:,.0f}",
         f"seconds {seconds:.1f}",
         *validations(last),
-        *(["no update: a gradient is not finite"] if "actor/grad_norm" in unknown else []),
+        *(
+            ["an update left out: its gradient is not finite"]
+            if "actor/grad_norm" in unknown
+            else []
+        ),
     ]
     if len(lines) > 1:
         spent = last["train/wall_seconds"] - lines[0]["train/wall_seconds"]

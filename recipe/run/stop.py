@@ -165,9 +165,9 @@ class Limit:
         ends = [] if self.deadline is None else [self.deadline]
         if request.deadline is not None:
             ends.append(request.deadline - time.time() + self.clock())
-        # A first step takes an unknown time, and no finished step is lost with it. A save that was
-        # never measured may be shorter than the guess, and without it all steps are lost.
-        needed = self.needed - (0.0 if self.saves else SPARE * self.guess)
+        # A first step takes an unknown time, and no finished step is lost with it. The shortest
+        # save counts, and no guess: without a save the same steps are lost.
+        needed = SPARE * (max(self.steps, default=0.0) + min(self.saves, default=0.0))
         if not ends or (self.steps and self.began + needed <= min(ends)):
             return None
         return f"{SIGNALED}, and the step under way would end too late"

@@ -299,12 +299,20 @@ LOSS_RULES: list[Check] = [
     corrections,
     Rule(
         " ".join(CLIP),
-        lambda s: s.get(CLIP[0]) != 0.2 and None not in (s.get(CLIP[1]), s.get(CLIP[2])),
+        lambda s: (
+            s.get(CLIP[0]) not in (0.2, s.get(CLIP[1]), s.get(CLIP[2]))
+            and None not in (s.get(CLIP[1]), s.get(CLIP[2]))
+            and not s.own_loss
+        ),
         "verl reads the first key only where the others are null. Leave it out and set the others.",
     ),
     Rule(
         f"{R}.top_k {R}.top_p {CORRECTION}",
-        lambda s: corrects(s) and (s.rollout.top_k > 0 or s.rollout.top_p < 1),
+        lambda s: (
+            corrects(s)
+            and (s.rollout.top_k > 0 or s.rollout.top_p < 1)
+            and str(s.rollout.logprobs_mode).startswith("processed")
+        ),
         "the engine's log-probabilities are then of the tokens that are left, the actor's of all, "
         f"and the correction takes one for the other. Set {R}.top_k=-1 {R}.top_p=1, or no "
         "correction.",

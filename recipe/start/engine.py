@@ -16,7 +16,7 @@ from recipe.config.base import is_in
 from recipe.config.verl import ASYNCHRONOUS, MODE, MODEL, REF, SEPARATE, A, R, own_gpus
 from recipe.machine.memory import shards
 from recipe.machine.model_files import NO_LOGIT
-from recipe.machine.shapes import LAYERS
+from recipe.machine.shapes import LAYERS, fields_of
 from recipe.start.attention import ATTENTION, PRECISION, available, planned
 from recipe.start.data import paths_of
 from recipe.start.rules import Check, Rule, Setup
@@ -353,8 +353,9 @@ DROPOUT = re.compile(r"(?!classifier|summary)\w*(?:dropout|pdrop|layerdrop)\w*")
 
 def overrides(s: Setup) -> Iterator[str]:
     """`override_config` changes no logit: only the actor gets it, the engine and exports do not."""
-    for key in s.get(OVERRIDES) or {}:
-        if not (key in NO_LOGIT or DROPOUT.fullmatch(key)):
+    config = fields_of(s.recipe.model_path or "")
+    for key, value in (s.get(OVERRIDES) or {}).items():
+        if not (key in NO_LOGIT or "drop" in key or (key in config and config[key] == value)):
             yield s.message(
                 f"{OVERRIDES}.{key}",
                 "the actor would be another model than the engine's. Save a copy of the model "

@@ -71,7 +71,7 @@ def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> tuple[An
         global_batch_size=2,
         loss_scale_factor=config.loss_scale_factor,
     )
-    given_BT = torch.full((2, 3), -0.5, requires_grad=True)
+    given_BT = torch.linspace(-2.0, -0.1, 6).reshape(2, 3).requires_grad_()
     logprobs_BT = given_BT * 1  # no leaf, as in the actor
     result = loss(
         old_log_prob=logprobs_BT.detach(),
@@ -99,7 +99,7 @@ def check_result(result: Any, given_BT: torch.Tensor) -> None:
     if wrong:
         raise TypeError("its loss or a metric is not one number")
     if not value.requires_grad:
-        raise TypeError("its loss has no gradient")
+        raise RuntimeError("its loss has no gradient")  # perhaps only here, if it selects tokens
     value.backward()
     if given_BT.grad is None or not given_BT.grad.isfinite().all():
         raise TypeError("its gradient is NaN or infinite where the ratio is 1")

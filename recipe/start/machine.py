@@ -291,9 +291,10 @@ def lacks_wandb_key(s: Setup) -> bool:
     given = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     if given or is_missing("wandb"):
         return False
-    import wandb  # slow to import
+    from wandb.sdk.wandb_setup import _setup  # slow to import; setup() would start a process
 
-    server = urlparse(wandb.setup().settings.base_url)  # `wandb login --host` keeps it in a file
+    # `wandb login --host` keeps it in a file
+    server = urlparse(_setup(start_service=False).settings.base_url)
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:  # `wandb login` writes the key there
         keys = netrc.netrc(str(path)).hosts  # with its port, if it has one

@@ -23,7 +23,7 @@ from recipe.run import folder as run_folder
 from recipe.run.stop import Limit, StoppedError, Watchdog
 from recipe.trainer.liveness import Liveness
 
-MOST_LOST = 5
+MOST_LOST = 10  # the scale of float16 may begin with as many
 
 
 class SavingTrainer(PPOTrainer):
@@ -131,8 +131,8 @@ class SavingTrainer(PPOTrainer):
         self.lost_updates = self.lost_updates + 1 if lost else 0
         if self.lost_updates == MOST_LOST:
             raise DivergedError(
-                f"actor/grad_norm is not finite in {MOST_LOST} steps in a row, and verl leaves out "
-                "such updates. Look at the rewards and advantages (recipe.save_rollouts_every=1), "
+                f"a gradient was not finite in each of the last {MOST_LOST} steps, and verl leaves "
+                "out such updates. Look at rewards and advantages (recipe.save_rollouts_every=1), "
                 "lower the learning rate, or correct your own loss."
             )
         if self.global_steps == self.total_training_steps:

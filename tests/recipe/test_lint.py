@@ -44,6 +44,8 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         (f"{A}.policy_loss.alpha=2", f"{A}.policy_loss.alpha=2: no key"),
         (f"+{A}.policy_loss.tau_pos=2", f"did you mean {A}.tau_pos"),
         ("+trainer.clip_grad=1", "no key 'trainer.clip_grad'"),
+        ("+trainer.wandb_proxy=http://x", None),  # read as config["trainer"].get
+        ("+data.mm_processor_kwargs.x=1", None),
         ("+data.foo_kwargs.x=1", "no key 'data.foo_kwargs.x'"),
         ("+reward_model.reward_kwargs.max_resp_len=9", "+reward.reward_kwargs.max_resp_len"),
         ("reward_model.overlong_buffer.len=9", "+reward.reward_kwargs.overlong_buffer_cfg.len"),

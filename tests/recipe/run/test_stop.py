@@ -73,7 +73,7 @@ def test_a_validation_leaves_time_for_the_save(tmp_path: Path) -> None:
 
 def test_a_signal_ends_after_the_step_unless_that_would_be_too_late(tmp_path: Path) -> None:
     StopRequest.create(tmp_path)
-    for deadline, ends_at_once in ((None, False), (1294, False), (1293, True)):
+    for deadline, ends_at_once in ((None, False), (1282, False), (1281, True)):
         made = limit(tmp_path, deadline, [100, 50], 20)
         assert made.after_step() == "a signal asked the run to end"
         assert bool(made.in_step()) == ends_at_once

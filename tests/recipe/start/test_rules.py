@@ -145,6 +145,8 @@ ALLOWED_ALGORITHM = [
     f"{{LOSS}}=dppo_tv {{A}}.clip_ratio=0.3 {WITHOUT_BOUNDS}",
     "{LOSS}=dro {A}.policy_loss.dro_beta=1.0",
     f"{RS} {{C}}.rollout_is=token",
+    "{A}.clip_ratio=0.3 {A}.clip_ratio_low=0.3",
+    "{C}.rollout_is=token {R}.top_p=0.9 {R}.logprobs_mode=raw_logprobs",
     "{R}.top_p=0.9",  # nothing compares the engine's probabilities
     STAR,  # the corner: anchored ratio, normalized per rephrasing
     f"{TA} recipe.rephrasings.ratio=own {{C}}.rollout_is=token",
@@ -385,7 +387,7 @@ POLICY_LOSS_REGISTRY["selects"] = of_mask(lambda x, mask, w: x.clamp_(-1)[mask])
 POLICY_LOSS_REGISTRY["weighted"] = of_mask(lambda x, mask, w: x * w)
 POLICY_LOSS_REGISTRY["elsewhere"] = of_mask(lambda x, mask, w: x.to("cuda"))
 POLICY_LOSS_REGISTRY["constant"] = of_mask(lambda x, mask, w: x.detach())
-POLICY_LOSS_REGISTRY["steep"] = of_mask(lambda x, mask, w: (x + 0.5).abs().sqrt())
+POLICY_LOSS_REGISTRY["steep"] = of_mask(lambda x, mask, w: (x - x.detach()).abs().sqrt())
 POLICY_LOSS_REGISTRY["rows"] = lambda log_prob, **rest: (log_prob.mean(), {"kl": log_prob})
 """
 ESTIMATOR = "from verl.trainer.ppo import core_algos\ncore_algos.register_adv_est('mine')({})\n"
@@ -440,7 +442,8 @@ LOSS = "{LOSS}=mine {A}.policy_loss._target_=own_loss"
         (f"{LOSS}.Mine {{LOSS}}=named", "argument 'old_log_prob'"),
         (f"{LOSS}.Mine {{LOSS}}=alone", "iteration over a 0-d tensor"),
         (f"{LOSS}.Mine {{LOSS}}=rows", "is not one number"),
-        (f"{LOSS}.Mine {{LOSS}}=constant", "has no gradient"),
+        (f"{LOSS}.Mine {{LOSS}}=constant", None),  # noted: it may select tokens
+        (f"{LOSS}.Mine {{A}}.clip_ratio=0.4", None),  # which it may read
         (f"{LOSS}.Mine {{LOSS}}=steep", "NaN or infinite"),
         (f"{LOSS}.Mine {{LOSS}}=selects", None),
         (f"{LOSS}.Mine {{LOSS}}=weighted {{C}}.rollout_is=token", None),

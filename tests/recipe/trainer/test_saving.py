@@ -177,11 +177,11 @@ def test_a_signal_saves_the_step_under_way_and_ends_before_the_next(
         assert trainer.fetched == 1
 
 
-def test_five_steps_in_a_row_without_an_update_end_the_run(tmp_path: Path) -> None:
+def test_ten_steps_in_a_row_without_an_update_end_the_run(tmp_path: Path) -> None:
     trainer, bad = Trainer(tmp_path, step=3), {"actor/grad_norm": float("nan")}
-    for metrics in [bad] * 4 + [{"actor/grad_norm": 0.0}, {}] + [bad] * 4:
+    for metrics in [bad] * 9 + [{"actor/grad_norm": 0.0}, {}] + [bad] * 9:
         trainer.end_step(metrics)
-    with pytest.raises(DivergedError, match="5 steps"):
+    with pytest.raises(DivergedError, match="10 steps"):
         trainer.end_step(bad)
 
 
