@@ -242,7 +242,7 @@ def requests(question: str, candidate: str) -> Iterator[Reason]:
         yield doubt("request", "it ends without a period")
     if _has_remark(candidate) and not _has_remark(question):
         last = re.split(r"\n\s*\n", candidate.strip())[-1]
-        decide = doubt if tokens(read(last)) <= tokens(read(question)) else reject
+        decide = doubt if {*tokens(read(last))} <= {*tokens(read(question))} else reject
         yield decide("chatter", "a remark after the question")
 
 
