@@ -49,7 +49,7 @@ made() { # FOLDER COMMAND ...
     mv "$folder.part" "$folder"
 }
 warm_start() { # verl's own SFT trainer: 26 updates of 16 worked answers, 5 to 10 minutes on two cores
-    local cores numbers # of the matrix products: many processors multiply bfloat16 40 times slower
+    local cores numbers # of the matrix products: many processors multiply bfloat16 8 to 37 times slower
     read -r cores numbers < <("$python" -c 'from recipe.machine import host
 print(host.cores(), "bf16" if host.multiplies_bfloat16() else "fp32")')
     rm -rf "$1.sft"
