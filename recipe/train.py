@@ -56,7 +56,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
         from recipe.start.dry_run import describe, estimate, on_gpus
         from recipe.start.engine import sixteen_bits
         from recipe.start.machine import save_seconds
-        from recipe.start.rules import Setup
+        from recipe.start.rules import Setup, note
 
         on_gpus(config, given.gpus, given.gpu)
         setup = Setup(config, here=not dry_run, gpu=given.gpu)
@@ -64,7 +64,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(lines, flush=True)
         check_run(setup)
     for why in [*notes, *uncorrected(setup), *on_policy(setup), *sixteen_bits(setup)]:
-        print(f"recipe.train: note: {why}", file=sys.stderr)
+        note(why)
     settings = report(config) if report else ""
     if dry_run:
         print(settings + describe(setup))
@@ -79,9 +79,7 @@ def start(given: argparse.Namespace, report: Callable[[DictConfig], str] | None 
             print(ending.next_commands(config))
             return 0
         if (changes := record_environment(folder.root)) and folder.begun:
-            print(
-                f"recipe.train: note: since the last start: {', '.join(changes)}", file=sys.stderr
-            )
+            note(f"since the last start: {', '.join(changes)}")
         record_model(folder.root, anew or not tracked_step(folder.checkpoints))
         if settings:
             write_text(folder.script, settings)

@@ -15,7 +15,7 @@ from recipe.start.algorithm import ALGORITHM
 from recipe.start.attention import settle
 from recipe.start.data import FILES, PROMPTS, load_tokenizer
 from recipe.start.engine import ENGINE, LORA
-from recipe.start.functions import FUNCTIONS, NAMES, own_functions
+from recipe.start.functions import names_exist, own_functions, runs_on_a_batch
 from recipe.start.machine import MACHINE
 from recipe.start.questions import prepare_data
 from recipe.start.resume import RESUME, STEPS, repair_checkpoints
@@ -23,12 +23,12 @@ from recipe.start.rules import Check, Setup, refuse
 
 # Checks of the configuration alone, by theme.
 SETTINGS: dict[str, list[Check]] = {
-    "Names": NAMES,  # first: registers what others look up
+    "Names": [names_exist],  # first: registers what others look up
     "Prompts": PROMPTS,
     "Algorithm": ALGORITHM,
     "verl and its engines": ENGINE,
     "LoRA": LORA,
-    "Own functions": FUNCTIONS,
+    "Own functions": [runs_on_a_batch],
 }
 # Checks of the run folder, the data and the machine.
 PLACE: dict[str, list[Check]] = {"Files": FILES, "Resume": RESUME, "Machine": MACHINE}

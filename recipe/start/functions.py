@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import re
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from recipe.config.compose import one_line
 from recipe.config.verl import off_switch, row_of
 from recipe.machine.host import gpus_here
 from recipe.start.data import paths_of
-from recipe.start.rules import Check, Setup, is_missing
+from recipe.start.rules import Setup, is_missing, note
 
 OURS = ("recipe", "prompt_aug", "verl")  # packages that are installed; a run records their versions
 GPU_PACKAGES = (  # a login node may lack them
@@ -66,7 +65,7 @@ def names_exist(s: Setup) -> Iterator[str]:
                 shown = f"{key}={text}" + (f" with {s.named(beside)}" if len(keys) > 1 else "")
                 message = f"{shown}: {one_line(error)} ({type(error).__name__}). "
                 if isinstance(error, ImportError) and package in GPU_PACKAGES and not gpus_here():
-                    print(f"recipe.train: note: not on this machine: {message}", file=sys.stderr)
+                    note(f"not on this machine: {message}")
                 else:
                     yield message + "Correct the name, or put its folder into PYTHONPATH."
 
@@ -166,10 +165,6 @@ def own_functions(s: Setup) -> dict[str, str]:
 def spread(values: Sequence[str], count: int) -> list[str]:
     """Return `count` of the values, over and over."""
     return list(itertools.islice(itertools.cycle(values), count))
-
-
-NAMES: list[Check] = [names_exist]
-FUNCTIONS: list[Check] = [runs_on_a_batch]
 
 
 def trial_batch(rows: int, rephrasings: int) -> RolloutBatch:

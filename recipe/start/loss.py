@@ -3,7 +3,6 @@
 verl reads a loss of the user only in the first update, after the first rollouts.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from recipe.config.compose import one_line
 from recipe.config.verl import LOSS, LOSSES, A
-from recipe.start.rules import Setup
+from recipe.start.rules import Setup, note
 
 
 def known_loss(s: Setup) -> Iterator[str]:
@@ -57,7 +56,7 @@ def known_loss(s: Setup) -> Iterator[str]:
             LOSS, f"a call as verl's actor makes it, by keywords, failed: {one_line(error)}."
         )
     except Exception as error:  # perhaps only here: it may need a GPU or other processes
-        print(f"recipe.train: note: {LOSS}: a trial call failed: {error!r}", file=sys.stderr)
+        note(f"{LOSS}: a trial call failed: {error!r}")
 
 
 def call_loss(loss: Callable[..., Any], config: Any, weighted: bool) -> tuple[Any, torch.Tensor]:

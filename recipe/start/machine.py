@@ -4,7 +4,6 @@ import math
 import netrc
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlparse
@@ -21,7 +20,7 @@ from recipe.machine.shapes import Shape, known_shape
 from recipe.run.checkpoints import DELETED, saved_steps, surplus, tracked_step
 from recipe.start.attention import planned
 from recipe.start.engine import adapted
-from recipe.start.rules import Check, Rule, Setup, is_missing
+from recipe.start.rules import Check, Rule, Setup, is_missing, note
 
 LEAST_FREE, LEAST_SHARED = 1.0, 0.25  # GiB of the run's disk and of /dev/shm
 # Bytes a second of a process that saves, and how many save at that rate. A shared disk may be slow:
@@ -155,11 +154,6 @@ def gpus(s: Setup) -> Iterator[str]:
         yield message
     elif message:
         note(f"not on this machine: {message}")
-
-
-def note(text: str) -> None:
-    """Print what does not prevent a run."""
-    print(f"recipe.train: note: {text}", file=sys.stderr)
 
 
 def environment(s: Setup) -> Iterator[str]:

@@ -6,6 +6,7 @@ check whose message is always the same. ``python -m recipe.train --rules`` lists
 
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +186,11 @@ def is_missing(module: str) -> bool:
         return importlib.util.find_spec(module) is None
     except (ImportError, ValueError):
         return True
+
+
+def note(text: str) -> None:
+    """Print what does not prevent a run."""
+    print(f"recipe.train: note: {text}", file=sys.stderr)
 
 
 def messages(checks: Iterable[Check], setup: Setup) -> list[str]:
