@@ -81,22 +81,15 @@ def parts_of_the_reward(s: Setup) -> Iterator[str]:
 
 
 def format_weight(s: Setup) -> float:
-    """Return the weight of formats in GDPO, relative to accuracy's."""
+    """Return GDPO's weight of formats over accuracy's, NaN if verl:gdpo's are not two above 0."""
     arguments = s.recipe.advantage.arguments or {}
-    if s.advantage == "verl:gdpo":
-        accuracy, formats = gdpo_weights(s) or (1.0, math.nan)
-        return formats / accuracy
-    return float(arguments.get("format_weight", 1.0))
-
-
-def gdpo_weights(s: Setup) -> tuple[float, float] | None:
-    """Return verl:gdpo's weights of accuracy and format, None if they are not two above 0."""
-    arguments = s.recipe.advantage.arguments or {}
+    if s.advantage != "verl:gdpo":
+        return float(arguments.get("format_weight", 1.0))
     given = arguments.get("gdpo_reward_weights") or (1, 1)
     weights = [] if isinstance(given, int | float | str) else list(given)
     numbers = [float(x) for x in weights if isinstance(x, int | float) and x > 0]
     keys = "gdpo_reward_keys" in arguments  # another order
-    return None if keys or not len(numbers) == len(weights) == 2 else (numbers[0], numbers[1])
+    return math.nan if keys or not len(numbers) == len(weights) == 2 else numbers[1] / numbers[0]
 
 
 def baseline(s: Setup) -> Iterator[str]:
