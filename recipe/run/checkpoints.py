@@ -32,7 +32,7 @@ STATE_TYPES = {
 }
 DATA = "data.pt"  # the state of the data loader, which verl writes after all shards
 DELETED = ".deleted_"  # prefix of a folder that is being deleted
-# Key of verl's save_contents -> how its files begin.
+# Key of verl's save_contents, whose default keys.yaml requires -> how its files begin.
 SHARDS = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 
 
@@ -72,12 +72,11 @@ def shard_paths(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{SHARDS[kind]}_world_size_*_rank_*.pt"))
 
 
-def shard_damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Return why the shards cannot be loaded, or None. `contents`: verl's ``save_contents``."""
+def shard_damage(folder: Path, kinds: Iterable[str]) -> str | None:
+    """Return why the shards of `kinds`, keys of `SHARDS`, cannot be loaded, or None."""
     ranks = saved_ranks(folder / "actor")
     if ranks is None:
         return "actor/fsdp_config.json is missing or damaged"
-    kinds = [kind for kind in contents if kind in SHARDS]
     names = [f"actor/{shard_name(kind, ranks, rank)}" for kind in kinds for rank in range(ranks)]
     return next((why for name in names if (why := _archive_damage(folder, name))), None)
 
@@ -107,11 +106,11 @@ def changed(paths: Iterable[Path]) -> str | None:
         return next(filter(None, threads.map(check, paths)), None)
 
 
-def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
-    """Return why a checkpoint cannot be resumed from, or None. `contents`: see `shard_damage`."""
+def damage(folder: Path) -> str | None:
+    """Return why a checkpoint cannot be resumed from, or None."""
     if not folder.is_dir():
         return "there is no such folder"
-    if why := shard_damage(folder, contents) or _archive_damage(folder, DATA):
+    if why := shard_damage(folder, SHARDS) or _archive_damage(folder, DATA):
         return why
     try:
         read_record(folder / STATE, "batches_fetched", **STATE_TYPES)
@@ -122,7 +121,7 @@ def damage(folder: Path, contents: Iterable[str] = tuple(SHARDS)) -> str | None:
     return None
 
 
-def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[str]:
+def repair(checkpoints: Path) -> list[str]:
     """Make the tracker name the checkpoint to resume from; return messages for the user.
 
     That is the tracked checkpoint if it is complete, else the newest complete one before it, else
@@ -131,9 +130,8 @@ def repair(checkpoints: Path, contents: Iterable[str] = tuple(SHARDS)) -> list[s
     """
     for folder in checkpoints.glob(f"{DELETED}*"):
         shutil.rmtree(folder, ignore_errors=True)
-    contents = tuple(contents)
     tracked = tracked_step(checkpoints)
-    bad = {n: damage(step_folder(checkpoints, n), contents) for n in saved_steps(checkpoints)}
+    bad = {n: damage(step_folder(checkpoints, n)) for n in saved_steps(checkpoints)}
 
     def choose() -> int | None:
         complete = [step for step, why in bad.items() if why is None]

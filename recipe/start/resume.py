@@ -191,7 +191,7 @@ def start_checkpoint(s: Setup) -> Iterator[str]:
         return
     given, key = Path(s.trainer.resume_from_path).absolute(), "trainer.resume_from_path"
     folder = given.resolve()
-    if why := checkpoints.damage(folder, s.actor.checkpoint.save_contents):
+    if why := checkpoints.damage(folder):
         yield f"{key}={folder}: {why}. Name a whole folder RUN/checkpoints/global_step_N."
     elif not re.fullmatch(rf"{CHECKPOINT}\d+", folder.name):
         yield f"{key}={folder}: its step is not in its name. Rename it to global_step_N."
@@ -220,7 +220,7 @@ def repair_checkpoints(s: Setup) -> list[str]:
     folder = Path(s.trainer.default_local_dir)
     if s.trainer.resume_mode == "resume_path" and not checkpoints.saved_steps(folder):
         checkpoints.adopt(Path(s.trainer.resume_from_path).resolve(), folder)
-    repaired = checkpoints.repair(folder, s.actor.checkpoint.save_contents)
+    repaired = checkpoints.repair(folder)
     restored = checkpoints.restore_line(s.folder.root, folder)
     return [*repaired, *restored, *divide_checkpoint(s, folder)]
 
@@ -237,8 +237,8 @@ def divide_checkpoint(s: Setup, folder: Path) -> list[str]:
     from recipe.export.shards import reshard  # torch, which few starts need this early
 
     # The actor last: its number of ranks is the checkpoint's.
-    for role, section in (("critic", "critic.fsdp"), ("actor", f"{A}.fsdp_config")):
-        path, size = checkpoint / role, s.get(f"{section}.fsdp_size")
+    for role in ("critic", "actor"):
+        path, size = checkpoint / role, s.get(MESH[role])
         if not path.is_dir() or checkpoints.saved_ranks(path) == ranks:
             continue
         try:

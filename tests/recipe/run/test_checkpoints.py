@@ -100,13 +100,6 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_whole_one_before(
     assert checkpoints.repair(folder) == []
 
 
-def test_contents_that_were_not_saved_are_not_missed(folder: Path) -> None:
-    for path in (folder / "global_step_12" / "actor").glob("optim_*"):
-        path.unlink()
-    assert "optim" in str(checkpoints.damage(folder / "global_step_12"))
-    assert checkpoints.repair(folder, ["model", "extra", "hf_model"]) == []
-
-
 @pytest.mark.parametrize(
     ("tracker", "harmed", "chosen"),
     [
