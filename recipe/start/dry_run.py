@@ -33,7 +33,7 @@ from recipe.run.folder import read_metrics
 from recipe.start.attention import planned
 from recipe.start.data import limited, load_tokenizer
 from recipe.start.engine import actor_rows, engine_gpus, layers, micro_batches
-from recipe.start.machine import GIB, numbers
+from recipe.start.machine import GIB, numbers, saved_bytes
 from recipe.start.questions import prepare_data
 from recipe.start.rules import Setup, refuse
 
@@ -309,10 +309,8 @@ def checkpoints(s: Setup, steps: int) -> str:
     most = kept + (1 if gone else 0)  # a new one is whole before an older one is deleted
     text = f"{len(saved)}, one every {every} steps"
     text += f", of which {kept} are kept" if gone else ""
-    shape = known_shape(s.model.path)
-    if shape is None:
+    if not (size := saved_bytes(s)):
         return f"{text}; 12 bytes a parameter each"
-    size = numbers(s, shape).saved_bytes()
     text += f"; {size / 1e9:.2f} GB each, at most {most * size / 1e9:.1f} GB in all"
     free = host.free_gib(Path(s.trainer.default_local_dir).resolve()) * 2**30
     return text + (f": MORE THAN THE {free / 1e9:.0f} GB FREE THERE" if most * size > free else "")

@@ -665,7 +665,7 @@ def test_kept_checkpoints(
 ) -> None:
     config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 10, last
     config.recipe.keep_every, config.recipe.keep_best = every, best
-    config.actor_rollout_ref.model.path = MODEL
+    config.recipe.model_path = MODEL
     assert text in checkpoints(Setup(config), steps=95)
     assert checkpoints(Setup(config), steps=90).startswith("9, one every 10 steps")
 
