@@ -175,7 +175,7 @@ def multiplies_bfloat16() -> bool:
     return bool({"amx_bf16", "avx512_bf16"} & set(flags.partition("\n")[0].split()))
 
 
-def unreachable(address: str, seconds: float = 5.0) -> str | None:
+def unreachable(address: str) -> str | None:
     """Return why nothing listens at an address of Ray; None if it does, or names no port (auto).
 
     Ray itself tries for 14 minutes.
@@ -184,7 +184,7 @@ def unreachable(address: str, seconds: float = 5.0) -> str | None:
     if not number.isdecimal():
         return None
     try:
-        socket.create_connection((name.strip("[]"), int(number)), timeout=seconds).close()
+        socket.create_connection((name.strip("[]"), int(number)), timeout=5.0).close()
     except (OSError, OverflowError) as error:
         return str(getattr(error, "strerror", None) or error)
     return None

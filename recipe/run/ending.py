@@ -102,9 +102,9 @@ def explain(error: BaseException, config: DictConfig) -> str:
         return f"{own_words(error)}\n{resume}"
     if hung := progress.find(run.root, progress.HUNG):
         return f"{hung['why']}\n{resume}"
-    with contextlib.suppress(OSError):  # a full disk
-        write_text(run.error, "".join(traceback.format_exception(error)))
     text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError):  # a full disk
+        write_text(run.error, text)
     found = [line.strip() for line in text.splitlines() if FULL_DISK.search(line)]
     saves = Path(config.trainer.default_local_dir)  # perhaps on another disk
     full = [path for path in (saves, run.root) if host.free_gib(path) * 2**30 < FULL]

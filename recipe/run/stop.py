@@ -66,10 +66,6 @@ class StopRequest:
     def create(run_dir: Path) -> None:
         RunFolder(run_dir).stop_request.touch()
 
-    @staticmethod
-    def delete(run_dir: Path) -> None:
-        RunFolder(run_dir).stop_request.unlink(missing_ok=True)
-
 
 class Limit:
     """Decides when the trainer must end. All times are monotonic: a changed clock ends no run."""
@@ -246,7 +242,7 @@ class SignalHandler:
     ) -> None:
         self.run_dir, self.say, self.leave = run_dir, say, leave
         self.handled: float | None = None  # when the first signal was dealt with
-        StopRequest.delete(run_dir)
+        RunFolder(run_dir).stop_request.unlink(missing_ok=True)
         self.listen()
 
     def listen(self) -> None:

@@ -110,7 +110,7 @@ def test_a_save_is_guessed_before_one_is_measured(tmp_path: Path) -> None:
     made.deadline = 1150 + 120
     StopRequest.create(tmp_path)
     assert not made.in_step()  # a save that is shorter than guessed would fit
-    StopRequest.delete(tmp_path)
+    RunFolder(tmp_path).stop_request.unlink()
     made.steps.clear()
     made.deadline = 1151
     assert not made.in_validation()  # nothing to save
