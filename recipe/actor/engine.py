@@ -69,11 +69,6 @@ def is_zero_without_advantage(loss_function: Any) -> bool:
     return plain and not config.use_kl_loss and not config.entropy_coeff
 
 
-def without_advantage(data: TensorDict) -> list[bool]:
-    """Return for each row whether all of its advantages are 0."""
-    return [not bool(row.any()) for row in data["advantages"].unbind()]
-
-
 def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[list[int]]]:
     """Replaces verl's `prepare_micro_batches`: a token budget counts shared prefixes once.
 
@@ -94,7 +89,9 @@ def by_prefix(data: TensorDict, **options: Any) -> tuple[list[TensorDict], list[
     split = padded_batches if separate else batches
     rows = [row.tolist() for row in data["input_ids"].unbind()]
     skips = tu.get_non_tensor_data(data, SKIPS_ZEROS, False)
-    silent = without_advantage(data) if skips else [False] * len(rows)
+    silent = [False] * len(rows)
+    if skips:
+        silent = [not bool(row.any()) for row in data["advantages"].unbind()]
     indices: list[list[int]] = []
     micro_batches = []
     for kind in (True, False):
@@ -158,13 +155,10 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             self._read, arguments["node"] = forest.node_N[arguments["token"]].unique(
                 return_inverse=True
             )
-            self._watch_head()
+            if self._head is None:
+                self._head = self.module.get_output_embeddings()
+                self._head.register_forward_pre_hook(self._select)
         return forest.inputs(self.module.config), arguments
-
-    def _watch_head(self) -> None:
-        if self._head is None:
-            self._head = self.module.get_output_embeddings()
-            self._head.register_forward_pre_hook(self._select)
 
     def _select(self, _: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._read is None:
