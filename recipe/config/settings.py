@@ -207,11 +207,8 @@ def free_keys() -> frozenset[str]:
 
 def page() -> str:
     """Return every setting with its default and meaning, a line each."""
-    lines = [
-        (
-            f"{key}={shown(field.default)}" if not isinstance(field.default, BaseModel) else key,
-            field,
-        )
-        for key, field in fields()
-    ]
-    return "\n".join(f"{text:<60}  # {field.description}" for text, field in lines)
+    lines = []
+    for key, field in fields():
+        value = "" if isinstance(field.default, BaseModel) else f"={shown(field.default)}"
+        lines.append(f"{key + value:<60}  # {field.description}")
+    return "\n".join(lines)

@@ -102,8 +102,7 @@ class Shape:
 
 def listed() -> dict[str, dict[str, Any]]:
     """Return shapes.json."""
-    models: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("shapes.json"))
-    return models
+    return read_json(Path(__file__).with_name("shapes.json"))
 
 
 def fields_of(model: str) -> dict[str, Any]:

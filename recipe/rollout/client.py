@@ -112,10 +112,7 @@ class GroupBalancer:
 
     async def _acquire(self, *, request_id: str, **fields: Any) -> tuple[str, Any]:
         if request_id not in self._places:
-            server: tuple[str, Any] = await self.balancer.acquire_server.remote(
-                request_id=request_id, **fields
-            )
-            return server
+            return await self.balancer.acquire_server.remote(request_id=request_id, **fields)
         place = self._places[request_id]
         if place is None or (place.done() and place.exception()):  # after an error: ask again
             place = asyncio.ensure_future(self._ask(request_id, fields))

@@ -36,8 +36,7 @@ TRIAL_SECONDS = 300
 def recorded(s: Setup) -> str | None:
     """Return the attention with which the run was begun, None for a new one."""
     config = OmegaConf.create(read_config(s.folder.root) if s.folder.begun else {})
-    name: str | None = OmegaConf.select(config, ATTENTION)
-    return name
+    return OmegaConf.select(config, ATTENTION)
 
 
 def available(s: Setup) -> Iterator[str]:
@@ -68,8 +67,7 @@ def soft_cap(s: Setup, key: str = ATTENTION) -> float | None:
     model = key.removesuffix(".override_config.attn_implementation")
     path = s.get(f"{model}.path")  # null: another check says so
     fields = (model_json(path, "config.json") if path else None) or {}
-    cap: float | None = (fields | (s.get(f"{model}.override_config") or {})).get(SOFT_CAP)
-    return cap
+    return (fields | (s.get(f"{model}.override_config") or {})).get(SOFT_CAP)
 
 
 def precisions(s: Setup) -> set[str]:

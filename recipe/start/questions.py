@@ -293,14 +293,12 @@ def check_held_out(questions: list[Question], trained: set[str], s: Setup) -> No
 
 def questions_digest(questions: Sequence[Question], rows: bool = False) -> str:
     """Return the SHA-256 of the questions in their order, with `rows` of all their columns."""
-
-    def before(question: Question) -> str:  # of a system prompt alone its text
-        return "\n".join(content for _, content in question.earlier)
-
-    lines = [
-        json.dumps([q.text, list(q.answers), list(q.rephrasings), *filter(None, more)])
-        for q, more in ((q, (before(q), q.row if rows else None)) for q in questions)
-    ]
+    lines = []
+    for q in questions:
+        # Of a system prompt alone its text.
+        earlier = "\n".join(content for _, content in q.earlier)
+        more = filter(None, (earlier, q.row if rows else None))
+        lines.append(json.dumps([q.text, list(q.answers), list(q.rephrasings), *more]))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

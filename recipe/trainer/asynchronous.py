@@ -170,10 +170,8 @@ class SeparateAsyncTrainer(AsyncMixin, PPOTrainerSeparateAsync):
                 transport.custom_backend_module = weights.__name__
                 transport.engine_kwargs[weights.BACKEND] = {"dtype": rollout.dtype}
         actor = config.actor_rollout_ref.actor
-        mini_batch, actor.ppo_mini_batch_size = (
-            actor.ppo_mini_batch_size,
-            config.data.train_batch_size,
-        )
+        mini_batch = actor.ppo_mini_batch_size
+        actor.ppo_mini_batch_size = config.data.train_batch_size
         super().__init__(config)  # asserts that a step has `parameter_sync_step` updates
         actor.ppo_mini_batch_size = mini_batch
 

@@ -89,11 +89,10 @@ def fetch(batch: Any, fields: Sequence[str] = FIELDS) -> Fetched:
 
 def matrix(column: Any) -> Tensor:
     """Rows of different lengths as one matrix, 0 after the end of a row."""
-    if isinstance(column, Tensor) and not column.is_nested:
-        return column  # all rows have one length
     if not isinstance(column, Tensor):
         column = jagged(list(column))
-    return column.to_padded_tensor(0)
+    # A plain tensor: all rows have one length.
+    return column.to_padded_tensor(0) if column.is_nested else column
 
 
 def rollouts_of(

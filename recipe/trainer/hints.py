@@ -52,16 +52,14 @@ def hinted_logprobs(
     """
     real, extra = fetched.real(), fetched.rows["extra_fields"]
     graded = [extra[i]["reward_extra_info"] for i in real]
-    groups = numbered([group_id(fetched.batch.keys[i]) for i in real])
-    answers = solutions([g["acc"] for g in graded], [g["response"] for g in graded], groups)
     keys = [fetched.batch.keys[i] for i in real]
-    messages = list(
-        tq.kv_batch_get(
-            keys=keys, partition_id=fetched.batch.partition_id, select_fields=["raw_prompt"]
-        )["raw_prompt"]
+    groups = numbered([group_id(key) for key in keys])
+    answers = solutions([g["acc"] for g in graded], [g["response"] for g in graded], groups)
+    data = tq.kv_batch_get(
+        keys=keys, partition_id=fetched.batch.partition_id, select_fields=["raw_prompt"]
     )
     chosen, prompts = [], []
-    for i, answer, chat in zip(real, answers, messages, strict=True):
+    for i, answer, chat in zip(real, answers, data["raw_prompt"], strict=True):
         if answer is None or control_token((answer,), tokenizer):
             continue
         earlier, question = turns_of(chat)
