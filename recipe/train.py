@@ -117,7 +117,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("example", nargs="?", help="a folder in examples/, or the path of one")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="hydra overrides")
-    add_script_options(parser)
+    add = parser.add_argument_group("a launch script of verl").add_argument
+    add("--script", type=Path, metavar="FILE.sh", help="its command, in place of an example")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of the script")
+    add("--command", type=int, metavar="N", help="which of its commands, from 1")
+    add("--drop", action="append", default=[], metavar="KEY", help="a setting to leave out")
     parser.add_argument("--model", help="a folder or hub id; with a method in place of an example")
     parser.add_argument("--data", help="a file, hub id or preset; 200 questions are held out")
     parser.add_argument("--text-column", metavar="COLUMN", help="of --data: the question")
@@ -154,15 +158,6 @@ def main(arguments: list[str] | None = None) -> int:
         interrupted="stopped before the first step",
         progress=False,
     )
-
-
-def add_script_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a launch script."""
-    add = parser.add_argument_group("a launch script of verl").add_argument
-    add("--script", type=Path, metavar="FILE.sh", help="its command, in place of an example")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of the script")
-    add("--command", type=int, metavar="N", help="which of its commands, from 1")
-    add("--drop", action="append", default=[], metavar="KEY", help="a setting to leave out")
 
 
 def do(given: argparse.Namespace, report: Callable[[DictConfig], str] | None = None) -> int:

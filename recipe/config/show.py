@@ -86,19 +86,15 @@ def layers(example: str, overrides: list[str]) -> Iterator[tuple[str, dict[str, 
             if default.config_path == "settings":
                 yield "settings.py", dict(flat({"recipe": defaults()}))
                 continue
-            path = _find(default.config_path, folder)
+            name = f"{default.config_path}.yaml"  # the first on hydra's search path
+            paths = (place / name for place in (folder, CONFIG, verl_config()))
+            path = next(path for path in paths if path.is_file()).resolve()
             content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             content.pop("defaults", None)
             package = f"{default.package}." if default.package else ""
             yield _place(path, folder), dict(flat(content, package))
     for text in overrides:
         yield "command line", dict(flat({parsed(text).key_or_group: parsed(text).value()}))
-
-
-def _find(name: str, folder: Path) -> Path:
-    """Return the file of a configuration's name: the first on hydra's search path."""
-    paths = (place / f"{name}.yaml" for place in (folder, CONFIG, verl_config()))
-    return next(path for path in paths if path.is_file()).resolve()
 
 
 def _place(path: Path, folder: Path) -> str:

@@ -63,9 +63,6 @@ class Switch(NamedTuple):
     key: str
     on: tuple[Any, ...] = ()
 
-    def is_on(self, value: Any) -> bool:
-        return value in self.on if self.on else bool(value)
-
 
 SWITCHES = [
     Switch(read, row["key"], tuple(row.get("values", ())))
@@ -120,7 +117,7 @@ def off_switch(config: DictConfig, key: str) -> tuple[Switch, Any] | None:
     matching = [x for x in SWITCHES if is_in(key, [x.read]) and key != x.key]
     longest = max((len(x.read) for x in matching), default=0)
     pairs = [(x, OmegaConf.select(config, x.key)) for x in matching if len(x.read) == longest]
-    if not pairs or any(switch.is_on(value) for switch, value in pairs):
+    if not pairs or any(value in x.on if x.on else value for x, value in pairs):
         return None
     loss = OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss._target_")
     own_loss = not str(loss).startswith(("verl.", "recipe."))

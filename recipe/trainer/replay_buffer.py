@@ -133,7 +133,9 @@ class BoundedReplayBuffer(ReplayBuffer):
         for uid in new:
             value = float(values[uid])
             self.on_evicted(uid, value)
-            key = self._reason(value)
+            key = "evicted_equal"  # the counter, by the value of all responses of the group
+            if self.filter_groups_metric == "acc":
+                key = {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, key)
             metrics[PREFIX + key] = metrics.get(PREFIX + key, 0) + 1
         self.reserve += new
         over = max(0, len(self.reserve) - int(self.train_batch_size))
@@ -142,12 +144,6 @@ class BoundedReplayBuffer(ReplayBuffer):
         if new:
             metrics[PREFIX + "evicted"] = len(new)
         return set(new) | stale, len(stale), len(new), metrics
-
-    def _reason(self, value: float) -> str:
-        """The counter of an evicted group whose responses all have this value of the metric."""
-        if self.filter_groups_metric != "acc":
-            return "evicted_equal"
-        return {0.0: "evicted_all_wrong", 1.0: "evicted_all_right"}.get(value, "evicted_equal")
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         """Return the groups to train on, filled from the reserve at the limit if nothing runs."""
