@@ -32,8 +32,15 @@ def draw(
     "per_rollout" only. "fixed" requires exactly one name.
     Raises ValueError for no names, repeated names or an unknown mode.
     """
-    _check(names, mode)
+    if mode not in MODES:
+        raise ValueError(f"unknown draw mode {mode!r}: known are {', '.join(MODES)}")
+    if isinstance(names, str) or not names:
+        raise ValueError("names must be a non-empty list of template names")
+    if len(set(names)) != len(names):
+        raise ValueError(f"a template is named twice in {list(names)}")
     if mode == "fixed":
+        if len(names) != 1:
+            raise ValueError(f"mode 'fixed' needs exactly one template, got {len(names)}")
         return names[0]
     key = [int(seed), int(epoch), str(uid)]
     if mode == "per_rollout":
@@ -58,14 +65,3 @@ def rephrasing(*, rollout: int, per_rephrasing: int, available: int) -> int:
             f"impossible: rollout={rollout}, per_rephrasing={per_rephrasing}, available={available}"
         )
     return rollout // per_rephrasing % (available + 1)
-
-
-def _check(names: Sequence[str], mode: str) -> None:
-    if mode not in MODES:
-        raise ValueError(f"unknown draw mode {mode!r}: known are {', '.join(MODES)}")
-    if isinstance(names, str) or not names:
-        raise ValueError("names must be a non-empty list of template names")
-    if len(set(names)) != len(names):
-        raise ValueError(f"a template is named twice in {list(names)}")
-    if mode == "fixed" and len(names) != 1:
-        raise ValueError(f"mode 'fixed' needs exactly one template, got {len(names)}")
