@@ -48,13 +48,10 @@ class Budget:
 
     def over(self, used: Spending) -> str | None:
         """Return the first limit that `used` exceeds, as an option; None without one."""
-        tokens = used.tokens_in + used.tokens_out
-        for name, value, limit in (
-            ("requests", used.requests, self.max_requests),
-            ("total-tokens", tokens, self.max_tokens),
-        ):
-            if limit is not None and value > limit:
-                return f"--max-{name} {limit}"
+        if self.max_requests is not None and used.requests > self.max_requests:
+            return f"--max-requests {self.max_requests}"
+        if self.max_tokens is not None and used.tokens_in + used.tokens_out > self.max_tokens:
+            return f"--max-total-tokens {self.max_tokens}"
         return None
 
     async def reserve(self, wanted: Spending) -> None:

@@ -37,9 +37,8 @@ REFUSALS = {  # of one prompt, by code or message
     "prompt_too_long": r"status 413|context.(length|size|window)|longer than|too long|`inputs`",
 }
 HALF = ("abort", "error")  # finish reasons of a server that shuts down
-ENDS = dict.fromkeys(("eos_token", "stop_sequence", "eos", "end", "end_turn"), "stop")
+ENDS = dict.fromkeys("eos_token stop_sequence eos end end_turn complete completed".split(), "stop")
 ENDS |= {"max_tokens": "length", "model_length": "length"}
-ENDS |= {"complete": "stop", "completed": "stop"}
 SHORT = 60.0  # seconds
 NOTHING = Spending()
 WANTED: ContextVar[Spending] = ContextVar("reserved for each attempt")
