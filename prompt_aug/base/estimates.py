@@ -71,4 +71,4 @@ def no_signal_table(samples: int, ks: Sequence[int]) -> FloatArray:
 
 def powers(samples: int) -> list[int]:
     """Return k = 1, 2, 4, ... up to n, and n itself."""
-    return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
+    return sorted({2**i for i in range(samples.bit_length())} | {samples})

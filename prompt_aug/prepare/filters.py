@@ -201,8 +201,7 @@ def join_rephrasings(rows: Any, columns: Columns) -> tuple[list[dict[str, Any]],
     joined = []
     for group in groups.values():
         ordered = sorted(group, key=lambda row: int(row[str(columns.order)]))
-        texts = [(row, question_text(row, columns).strip()) for row in ordered]
-        texts = [(row, text) for row, text in texts if text]
+        texts = [(row, text) for row in ordered if (text := question_text(row, columns).strip())]
         dropped["padding"] += len(ordered) - len(texts)
         if not texts:
             continue
@@ -249,14 +248,10 @@ def repeats(questions: Numbered) -> tuple[dict[int, list[int]], Refused]:
 
 def overlapping(questions: Numbered, index: OverlapIndex) -> Refused:
     """Return the questions whose overlap with a benchmark question is at least `OVERLAP_LIMIT`."""
-    matches = (
-        (number, index.best(question.text))
-        for number, question in track(questions, "benchmark overlap", "questions")
-    )
     return {
         number: f"{match.score:.2f} of question {match.index} of {match.of}"
-        for number, match in matches
-        if match and match.score >= OVERLAP_LIMIT
+        for number, question in track(questions, "benchmark overlap", "questions")
+        if (match := index.best(question.text)) and match.score >= OVERLAP_LIMIT
     }
 
 
@@ -350,11 +345,10 @@ def outside(questions: Numbered, rates: Mapping[str, float], band: Band) -> Refu
         )
     if band is None:
         return {}
-    measured = ((number, rates.get(question.uid)) for number, question in questions)
     return {
         number: "not measured" if rate is None else f"{rate:.3f}, not in {band[0]:g} to {band[1]:g}"
-        for number, rate in measured
-        if rate is None or not band[0] <= rate <= band[1]
+        for number, question in questions
+        if (rate := rates.get(question.uid)) is None or not band[0] <= rate <= band[1]
     }
 
 
@@ -383,12 +377,11 @@ def prepare(
     """Return the questions kept, each with its row number, and the report for the manifest."""
     questions, empty = read_rows(rows, columns, source, renamed)
     questions, sentences = (questions, []) if allow_text else reduce_sentences(questions)
-    index = OverlapIndex(benchmarks)
     duplicates, contradictions = repeats(questions)
     repeated = {row for rows in duplicates.values() for row in rows}
     refused = {"empty": empty, "contradiction": contradictions}
     questions = _without(questions, repeated | contradictions.keys())
-    refused["benchmark_overlap"] = overlapping(questions, index)
+    refused["benchmark_overlap"] = overlapping(questions, OverlapIndex(benchmarks))
     questions = _without(questions, refused["benchmark_overlap"])
     refused["ungradable"] = ungradable(questions, allow_text)
     questions = _without(questions, refused["ungradable"])

@@ -346,7 +346,7 @@ def column_names(rows: Any) -> list[str]:
 
 def read_level(value: Any) -> int | None:
     """Return 3 for 3, 3.0, "3", "3.0" and "Level 3"; None without a number."""
-    match = re.search(r"(?<!\d)\d{1,18}(?!\d)", str(value)) if value is not None else None
+    match = re.search(r"(?<!\d)\d{1,18}(?!\d)", str(value))
     return int(match.group()) if match else None
 
 
