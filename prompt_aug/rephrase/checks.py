@@ -117,7 +117,7 @@ def likeness(first: Sequence[str], second: Sequence[str]) -> float:
 
 
 def is_near(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return True if `other` is `own` with few runs of tokens changed, put in or taken out."""
+    """Return True if `second` is `first` with few runs of tokens changed, put in or taken out."""
     shorter, alike = min(len(first), len(second)), likeness(first, second)
     runs = sum(code.tag != "equal" for code in LCSseq.opcodes(first, second))
     return (
@@ -209,7 +209,7 @@ _NUMERIC = re.compile(r"[-\d.,/$\s]+|\$?\\[dt]?frac\{?\d+\}?\{?\d+\}?\$?")
 
 
 def surface(question: str, candidate: str) -> Iterator[Reason]:
-    """Yield reasons about drawings, language, length, chatter and leaked solutions."""
+    """Yield reasons about drawings, language, length, chatter, leaked solutions and copies."""
     drawings = [[d.strip() for d in DRAWING.findall(text)] for text in (question, candidate)]
     if drawings[0] != drawings[1]:
         yield reject("diagram", "the [asy] blocks differ from the question's")
@@ -218,7 +218,8 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
         yield reject("language", "one text is English, the other is not")
     elif not english[0]:
         yield doubt("language", "number words and negations are read in English only")
-    own, count = len(tokens(read(question))), len(tokens(read(candidate)))
+    listed, changed = tokens(read(question)), tokens(read(candidate))
+    own, count = len(listed), len(changed)
     ratio = count / max(own, 1)
     words = f"{count} words, the question has {own}"
     if count < FEWEST_WORDS or ratio < SHORTEST or (ratio > LONGEST and count > MANY):
@@ -228,6 +229,8 @@ def surface(question: str, candidate: str) -> Iterator[Reason]:
     for name, pattern in (("chatter", _CHATTER), ("leak", _LEAK)):
         if (match := pattern.search(candidate)) and not pattern.search(question):
             yield reject(name, f"not the question alone: {match.group().strip()[:80]!r}")
+    if changed == listed:
+        yield reject("copy", "the same words, numbers and formulas in the same order")
 
 
 def requests(question: str, candidate: str) -> Iterator[Reason]:
@@ -270,14 +273,6 @@ def _is_english(text: str) -> bool:
     if len(letters) < 20:
         return sum(letter > "\u024f" for letter in letters) <= len(letters) / 2
     return sum(word in NEUTRAL for word in listed) >= FEWEST_ENGLISH * len(listed)
-
-
-def copies(question: str, candidate: str, siblings: Sequence[str]) -> Iterator[Reason]:
-    """Yield a reason if the candidate copies the question or an accepted sibling."""
-    own = tokens(read(candidate))
-    if own == tokens(read(question)):
-        yield reject("copy", "the same words, numbers and formulas in the same order")
-    yield from sibling_copies(candidate, siblings)
 
 
 def sibling_copies(candidate: str, siblings: Sequence[str]) -> Iterator[Reason]:
@@ -467,7 +462,7 @@ def check_text(
     original, changed = read(question), read(candidate)
     found = (
         surface(question, candidate),
-        copies(question, candidate, siblings),
+        sibling_copies(candidate, siblings),
         leaked_answers(question, candidate, answers),
         requests(question, candidate),
         compare_numbers(original, changed),

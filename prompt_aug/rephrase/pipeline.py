@@ -9,7 +9,7 @@ import math
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from prompt_aug.rephrase.candidates import (
     rule_responses,
     solved,
 )
-from prompt_aug.rephrase.stage import Request, Sampling, Stage, load_prompt
+from prompt_aug.rephrase.stage import PROMPTS, Request, Sampling, Stage
 
 FIRST_GUESS, LEAST_GUESS = 0.5, 0.1  # share of candidates that is accepted
 GUESSED_TOKENS = 256  # of one candidate
@@ -65,7 +65,7 @@ class Run:
         url = url or o.base_url or os.environ.get("OPENAI_BASE_URL")
         at = Endpoint(base_url=url, concurrency=o.concurrency, timeout=o.timeout)
         sampling = Sampling(model or "", max_tokens=o.answer_tokens)
-        return Stage(title, o.work / folder, at, load_prompt(prompt), sampling)
+        return Stage(title, o.work / folder, at, PROMPTS[prompt]["text"], sampling)
 
     def request_more(self, more: Mapping[str, int]) -> None:
         """Set the samples of each request: those requested before, and `more`."""
@@ -155,18 +155,15 @@ class Run:
         texts = {uid: tuple(c.text for c in several) for uid, several in chosen.items()}
         made = [replace(q, rephrasings=texts[q.uid]) for q in self.questions]
         write_parquet(made, options.out)
-        write_lines(files[1], self._records(chosen))
+        ranks = {id(c): rank for several in chosen.values() for rank, c in enumerate(several)}
+        listed = (c for several in self.listed.values() for c in several)
+        write_lines(files[1], (asdict(c) | {"rank": ranks.get(id(c))} for c in listed))
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         settings["prompt_sha256"] = self.model.prompt_sha256
         report = self._summary(chosen) | {"settings": settings}
         report["sha256"] = {path.name: sha256(path) for path in files}
         write_json(manifest, report)
         return report
-
-    def _records(self, chosen: Mapping[str, Sequence[Candidate]]) -> Iterator[dict[str, Any]]:
-        ranks = {id(c): rank for listed in chosen.values() for rank, c in enumerate(listed)}
-        for candidate in (c for listed in self.listed.values() for c in listed):
-            yield asdict(candidate) | {"rank": ranks.get(id(candidate))}
 
     def _summary(self, chosen: Mapping[str, Sequence[Candidate]]) -> dict[str, Any]:
         listed = [candidate for group in self.listed.values() for candidate in group]

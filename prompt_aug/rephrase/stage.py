@@ -95,16 +95,11 @@ class Store:
         return Counter(str(r["error"]) for (key, _), r in self.failures.items() if key in keys)
 
 
-SLOT = "{question}"
+SLOT = "{question}"  # occurs once in each prompt
+PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 BYTES_PER_TOKEN = 3
 KNOWN = ("stop", "length", "content_filter")  # finish reasons
 RENAMED = "max_completion_tokens"  # of OpenAI's reasoning models, which refuse max_tokens
-
-
-def load_prompt(name: str) -> str:
-    """Return the prompt of that name in prompts.yaml, which has `SLOT` once."""
-    prompts = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
-    return prompts[name]["text"]
 
 
 class Stage:
