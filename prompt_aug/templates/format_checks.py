@@ -16,7 +16,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from prompt_aug.grading.extract import closed_boxes, is_placeholder
-from prompt_aug.typed import Record, Several, as_list
+from prompt_aug.typed import Part, Record, Several, as_list
 
 UNIT = 1024  # rewards are multiples of 1 / UNIT
 # Layout commands, whose names are not content of a box.
@@ -48,7 +48,7 @@ class Rule(Record):
     boxed_after   such a box begins after the last occurrence of this string
     """
 
-    weight: Annotated[float, Field(gt=0, le=1)]
+    weight: Part
     once: Marks = ()
     absent: Marks = ()
     order: Marks = ()
@@ -88,13 +88,6 @@ class Rule(Record):
         marks = (*self.once, *self.order, *chain(*self.filled), self.last, self.boxed_after)
         named = tag in (*self.nested, self.boxed_in)
         return named or any(f"<{tag}>" in mark for mark in marks if mark)
-
-
-def format_reward(rules: Sequence[Rule], response: str, prefill: str = "") -> float:
-    """Return the sum of the weights of the rules that hold, in [0, 1]; 1 without rules."""
-    if not rules:
-        return 1.0
-    return float(sum(rule.weight for rule in rules if rule.holds(response, prefill)))
 
 
 def published_reward(markers: Sequence[str], response: str) -> float:

@@ -16,14 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prompt_aug.base.errors import UserError
 from prompt_aug.base.files import FileError, read_json, read_text
-from prompt_aug.templates.format_checks import (
-    Mark,
-    Marks,
-    Rule,
-    TagName,
-    format_reward,
-    published_reward,
-)
+from prompt_aug.templates.format_checks import Mark, Marks, Rule, TagName, published_reward
 from prompt_aug.typed import Record, Several, as_list, closest, parse_typed, parse_yaml
 
 FormatSetting = Literal["strict", "published"]
@@ -74,10 +67,11 @@ class Template(Record):
         return self
 
     def format_reward(self, response: str) -> float:
-        """Return the format reward, in [0, 1], of the text after the prefill."""
+        """Return the format reward, in [0, 1], of the text after the prefill; 1 without rules."""
         if self.format_setting == "published":
             return published_reward(self.published, response)
-        return format_reward(self.format, response, self.prefill)
+        held = (rule.weight for rule in self.format if rule.holds(response, self.prefill))
+        return float(sum(held)) if self.format else 1.0
 
     def requires(self, tag: str) -> bool:
         """Return True if the prefill opens <tag> or the format reward requires it."""
