@@ -73,20 +73,6 @@ imports_recipe() {
     "${python[@]}" -c 'import recipe.config.show' 2>/dev/null
 }
 
-# run_of ARGUMENT...: set run_folder, an argument or else $RUN, and rest, the other arguments.
-run_of() {
-    run_folder=${RUN:-}
-    if [[ -z $run_folder || ${1:--} != -* ]]; then
-        run_folder=${1:?name the run folder}
-        shift
-    fi
-    rest=("$@")
-    if [[ -n ${CHECK:-} && ! -d $run_folder ]]; then # by submit.sh
-        echo "$run_folder: no such run folder. Train first, or add --dependency=afterok:JOB." >&2
-        exit 1
-    fi
-}
-
 # as_job COMMAND...: run a command; with --dry-run only print it.
 as_job() {
     if [[ -n ${DRY_RUN:-} ]]; then
