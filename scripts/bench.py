@@ -115,6 +115,11 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def median_seconds(work: Callable[[], object], calls: int = 3) -> float:
+    """Return the median seconds of `calls` calls after one, which may compile."""
+    return statistics.median([seconds(work) for _ in range(1 + calls)][1:])
+
+
 def product_rate(shape: Any, dtype: Any, rows: int, rounds: int) -> float:
     """Return the operations per second of the products of one layer with `rows` tokens."""
     import torch
@@ -243,11 +248,6 @@ def attention(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     cuda, shapes = torch.cuda.is_available(), read_json(ROOT / "recipe/machine/shapes.json")
     device, fields = ("cuda", shapes["Qwen/Qwen2.5-Math-1.5B"]) if cuda else ("cpu", TINY)
 
-    def median(work: Callable[[Any, Any], object], actor: Any, batch: dict[str, Any]) -> float:
-        call = functools.partial(work, actor, batch)
-        seconds(call)  # also compiles
-        return statistics.median(seconds(call) for _ in range(given.repeats))
-
     def forward(actor: Any, batch: dict[str, Any]) -> torch.Tensor:
         logits = actor(**batch, use_cache=False).logits[0, :-1]
         return logprobs(logits, batch["input_ids"][0, 1:])
@@ -266,10 +266,11 @@ def attention(parser: ArgumentParser, arguments: Sequence[str]) -> None:
             batch = packed(tokens, device)
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
-            times = [median(update, actor, batch)]
+            times = [median_seconds(functools.partial(update, actor, batch), given.repeats)]
             peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else float("nan")
             with torch.no_grad():
-                times.append(median(forward, actor, batch))
+                call = functools.partial(forward, actor, batch)
+                times.append(median_seconds(call, given.repeats))
             actor.zero_grad(set_to_none=True)
             share = 8 * actor.num_parameters() * tokens / times[0] / given.peak
             cells = " | ".join(f"{1e6 * t / tokens:.1f}" for t in times)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from bench import seconds  # scripts/bench.py
+from bench import median_seconds  # scripts/bench.py
 from torch import Tensor
 
 from prompt_aug.base.commands import make_parser, run_command
@@ -26,11 +26,6 @@ START = ROOT / "examples/toy/start"
 HEADS, KEY_HEADS, SIZE = 12, 2, 128  # of Qwen2.5-Math-1.5B
 ON_GPU = bool(gpus_here())
 EXACT = "eager in float32"
-
-
-def median_seconds(work: Callable[[], object]) -> float:
-    """Return the median seconds of three calls after one."""
-    return statistics.median([seconds(work) for _ in range(4)][1:])
 
 
 class Packed:
