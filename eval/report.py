@@ -68,13 +68,13 @@ def _report(options: argparse.Namespace) -> None:
     for of, table in tables.checkpoints_of_all(runs):
         print("\n".join(filter(None, (of, in_columns(table, rule=True)))))
     for run in runs:
+        name = f"{run.name}: " * (len(runs) > 1)
         if run.rows:
             settings = run.eval_settings
             text = f"template {settings['template']}, temperature {settings['temperature']:g}"
-            name = f"{run.name}: " * (len(runs) > 1)
             print(f"{name}percent right, evaluated with {text}; training prints other accuracies")
         for note in run.notes:
-            print("note: " + f"{run.name}: " * (len(runs) > 1) + note)
+            print(f"note: {name}{note}")
     folder = options.out or RunFolder(options.runs[0]).report
     print(f"report: {folder / 'index.html'}")
 

@@ -95,11 +95,10 @@ class Engine:
         self._model, self._settings, self._max_model_len = model, settings, max_model_len
         self._llm: Any = None
         self._end = end_of_turn(load_tokenizer(model))
-        self._on_cpu = False
+        self._on_cpu = not gpus_here()
         self._requests = 0
 
     def __enter__(self) -> Self:
-        self._on_cpu = not gpus_here()
         if self._on_cpu:
             check_heads(self._model)
         environment.set_defaults(cpu=self._on_cpu, **ENVIRONMENT)

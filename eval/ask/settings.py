@@ -14,17 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel
 
 from eval.ask.benchmarks import LoadedBenchmark
 from prompt_aug.base.errors import UserError
-from prompt_aug.base.files import read_text
 from prompt_aug.prompts import FORM, Prompts
 from prompt_aug.questions import to_row
 from prompt_aug.templates import Bank, Form, load_bank
 from prompt_aug.templates.rendering import Style, System, Turn
-from prompt_aug.typed import Positive, Text, parse_typed, shown
+from prompt_aug.typed import Positive, Text, parse_typed, read_typed, shown
 from recipe.config.evaluation import EvaluationSection, Samples, Shared, option
 from recipe.run.folder import RunFolder, read_config, select
 
@@ -119,7 +117,7 @@ def _parsing(kind: Any) -> dict[str, Any]:
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    return dict(yaml.safe_load(read_text(Path(__file__).with_name("presets.yaml"))))
+    return read_typed(Path(__file__).with_name("presets.yaml"), dict[str, dict[str, Any]])
 
 
 def shared_identity(settings: Settings, template: object) -> dict[str, Any]:
@@ -138,14 +136,14 @@ def benchmark_identity(
     benchmark: LoadedBenchmark,
     template: object,
     extraction: str,
-    verifiers: Mapping[str, Any] | None = None,
+    verifiers: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the settings of a benchmark's scores. The content counts, not the path.
 
     `template` is part of it only if it is the benchmark's own. A uid holds neither system prompts
     nor what a verifier reads, so the digest has them where there are any.
     """
-    verified, questions = (verifiers or {}).get("functions", ()), benchmark.questions
+    verified, questions = verifiers.get("functions", ()), benchmark.questions
     rows = [to_row(q) for q in questions if q.earlier or q.options or q.source in verified]
     sha256 = _digest([benchmark.sha256, *sorted(map(_digest, rows))]) if rows else benchmark.sha256
     own = {"template": benchmark.template, "template_sha256": _digest(template)}

@@ -86,10 +86,6 @@ class RunData:
     def eval_settings(self) -> Mapping[str, Any]:
         return self.rows[-1].scored.record["settings"] if self.rows else {}
 
-    @property
-    def model(self) -> str | None:
-        return select(self.config, "actor_rollout_ref.model.path")
-
     def keys(self, prefix: str) -> list[str]:
         return sorted({key for line in self.metrics for key in line if key.startswith(prefix)})
 

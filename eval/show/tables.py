@@ -206,7 +206,7 @@ def header_table(data: RunData) -> Table:
     commit = data.environment.get("commit")
     changed = " with uncommitted changes" if data.environment.get("uncommitted_changes") else ""
     facts = {
-        "model": data.model,
+        "model": select(data.config, "actor_rollout_ref.model.path"),
         "method": method(data.config),
         "data": ", ".join(map(str, [files] if isinstance(files, str) else files)) or None,
         "command": data.environment.get("command"),
