@@ -1,8 +1,8 @@
 """Scores of graded samples: accuracy, pass@k, pass^k, maj@k, standard errors, intervals, tests.
 
 Legend: Q questions, n samples of each. `correct_Qn` is a Q x n array of 0/1 (or booleans). Shares
-lie in [0, 1]. Intervals are 95 %, and all random draws are a function of `seed`. Wrong shapes and
-values raise `ValueError`.
+lie in [0, 1]. Intervals are 95 %, and random draws have a fixed seed. Wrong shapes and values raise
+`ValueError`.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import stdtr, stdtrit  # Student's t: distribution and quantile
 
 from prompt_aug.base.estimates import (
@@ -109,21 +109,16 @@ def accuracy(correct_Qn: ArrayLike) -> Estimate:  # noqa: N803
     return Estimate(accuracy=float(samples.mean()), standard_error=error, questions=questions)
 
 
-def right_counts(correct_Qn: ArrayLike) -> NDArray[np.int64]:  # noqa: N803
-    """Return c, the number of right samples, of each question. Every sample must be 0 or 1."""
-    samples = as_samples(correct_Qn)
-    if not np.all((samples == 0.0) | (samples == 1.0)):
-        raise ValueError("pass@k counts right samples: each must be 0 or 1")
-    return samples.sum(axis=1).astype(np.int64)
-
-
 def at_powers(correct_Qn: ArrayLike, table: Table) -> dict[str, float]:  # noqa: N803
     """Return {k: mean over questions of a table of `prompt_aug.base.estimates`}, for k of `powers`.
 
     `pass_table` gives pass@k, `all_table` pass^k, `no_signal_table` the share of zero-variance
-    groups of k responses.
+    groups of k responses. Every sample must be 0 or 1.
     """
-    right, samples = right_counts(correct_Qn), np.shape(correct_Qn)[1]
+    correct = as_samples(correct_Qn)
+    if not np.all((correct == 0.0) | (correct == 1.0)):
+        raise ValueError("pass@k counts right samples: each must be 0 or 1")
+    right, samples = correct.sum(axis=1).astype(np.int64), correct.shape[1]
     ks = powers(samples)
     return dict(zip(map(str, ks), table(samples, ks)[right].mean(axis=0).tolist(), strict=True))
 
@@ -199,7 +194,7 @@ def accuracy_interval(correct_Qn: ArrayLike) -> Interval:  # noqa: N803
     return wilson(rate, trials)
 
 
-def paired(means_a: Sequence[float], means_b: Sequence[float], seed: int = 0) -> Difference:
+def paired(means_a: Sequence[float], means_b: Sequence[float]) -> Difference:
     r"""Compare b with a over the same questions: standard error, interval, p-value.
 
     Both are shares of right samples, in the same order of questions. Pairing removes the spread in
@@ -215,7 +210,7 @@ def paired(means_a: Sequence[float], means_b: Sequence[float], seed: int = 0) ->
     if len(means_a) != len(means_b) or not means_a:
         raise ValueError("a paired comparison needs the same, non-empty list of questions twice")
     differences = np.subtract(means_b, means_a)
-    mean, size, rng = float(differences.mean()), differences.size, np.random.default_rng(seed)
+    mean, size, rng = float(differences.mean()), differences.size, np.random.default_rng(0)
     # Equal differences are exchangeable: a subset is how often each value occurs in it.
     values, members = np.unique(np.round(differences, 12), return_counts=True)
     chosen = rng.binomial(members, 0.5, size=(FLIPS, members.size))
@@ -243,7 +238,7 @@ def paired(means_a: Sequence[float], means_b: Sequence[float], seed: int = 0) ->
     )
 
 
-def crossed(differences_SQ: ArrayLike, seed: int = 0) -> Crossed:  # noqa: N803
+def crossed(differences_SQ: ArrayLike) -> Crossed:  # noqa: N803
     """Return the mean of paired differences with its interval for new seeds and new questions.
 
     Two-way random effects: seeds and questions are draws, each cell has one difference. A negative
@@ -259,7 +254,7 @@ def crossed(differences_SQ: ArrayLike, seed: int = 0) -> Crossed:  # noqa: N803
     parts = (max(0.0, float(seeds - rest / Q)), max(0.0, float(questions - rest / S)), float(rest))
     result = Crossed(mean=mean, low=mean, high=mean, p_value=1.0, parts=parts, shape=(S, Q))
     if not np.any(table != table[0, 0]):
-        same = paired([0.0] * Q, table[0].tolist(), seed)
+        same = paired([0.0] * Q, table[0].tolist())
         return replace(result, low=same.low, high=same.high, p_value=same.p_value)
     error, freedom = result.error()
     half = error * float(stdtrit(freedom, 0.975))

@@ -52,7 +52,7 @@ def grade_samples(
     samples: Mapping[SampleKey, Sample],
     template: Template,
     settings: Mapping[str, Any],
-    title: str = "grade",
+    title: str,
 ) -> Lines:
     """Grade the first ``settings["samples"]`` samples of each question, as training does.
 

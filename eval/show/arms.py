@@ -72,7 +72,7 @@ class Contrast(typed.Record):
         """The samples of each question that it needs."""
         return dict.fromkeys(self.cells, max(self.k, self.not_below_k or 1))
 
-    def measure(self, run: Sequence[Line], k: int, best: bool = True) -> FloatArray:
+    def measure(self, run: Sequence[Line], k: int, best: bool) -> FloatArray:
         """Return the measure of a run and its variance over samples, both by question.
 
         Without `best` a drop over steps is from 0: minus the last mean.
