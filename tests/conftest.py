@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,24 @@ LONGEST = """
     test_methods_e2e.py test_together_e2e.py test_sweep_e2e.py test_notebook_e2e.py
     test_referee_e2e.py test_verifier_e2e.py test_server_e2e.py
 """.split()
+
+
+WHOLE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(config|e2e)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a stage of scripts/test.sh, skip files without a test of it: imports take half a minute.
+
+    Files that the command line names are never ignored.
+    """
+    stage, others = config.getoption("markexpr"), False
+    if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        text = collection_path.read_text(encoding="utf-8")
+        if stage in ("config", "e2e"):
+            others = f"pytest.mark.{stage}" not in text
+        elif stage == "not config and not e2e":
+            others = WHOLE.search(text) is not None
+    return others or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
