@@ -9,12 +9,11 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -254,57 +253,51 @@ def test_two_exports_exclude_each_other_by_step_and_not_the_training(
     assert converted == [2, 2, 4]
 
 
-# A process that kills itself, with SIGKILL, at the moment named by argv[2].
-KILLED = """
-import os, pathlib, shutil, signal, sys
-from recipe.export import __main__ as export
-from tests_export import copy_weights
+STEP, RENAME, REPLACE = "step_4", Path.rename, Path.replace
 
-def die(*_):
+
+def die(*_: object) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
-moment, name = sys.argv[2], "step_4"
-export.convert = copy_weights
-if moment == "in the conversion":
-    def convert(source, target, *others):
-        copy_weights(source, target, *others)
-        die() if "global_step_4" in str(source) else None
-        return 7
-    export.convert = convert
-rename = pathlib.Path.rename
-if moment == "before the rename":
-    pathlib.Path.rename = lambda path, to: die() if to.name == name else rename(path, to)
-if moment == "after the rename":
-    pathlib.Path.rename = lambda path, to: (rename(path, to), to.name == name and die())
-if moment == "in the manifest":
+
+def converted_half(source: Path, *others: Any) -> int:
+    copy_weights(source, *others)
+    return die() if "global_step_4" in str(source) else 7
+
+
+# Moment -> what is replaced there, by a function that kills its process with SIGKILL.
+MOMENTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "in the start model": (Path, "replace", die),
+    "in the conversion": (export, "convert", converted_half),
+    "before the rename": (
+        Path,
+        "rename",
+        lambda p, to: die() if to.name == STEP else RENAME(p, to),
+    ),
+    "after the rename": (Path, "rename", lambda p, to: (RENAME(p, to), to.name == STEP and die())),
     # The bytes are written beside; the rename that makes them the manifest does not come.
-    replace = pathlib.Path.replace
-    pathlib.Path.replace = lambda p, to: die() if to.parent.name == name else replace(p, to)
-if moment == "in the start model":
-    replace = pathlib.Path.replace
-    pathlib.Path.replace = lambda p, to: die()
-sys.exit(export.main([sys.argv[1]]))
-"""
-MOMENTS = [
-    "in the start model",
-    "in the conversion",
-    "before the rename",
-    "after the rename",
-    "in the manifest",
-]
+    "in the manifest": (
+        Path,
+        "replace",
+        lambda p, to: die() if to.parent.name == STEP else REPLACE(p, to),
+    ),
+}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_at_any_moment_and_run_again_it_ends_right(
     tmp_path: Path, converted: list[int], moment: str
 ) -> None:
+    """Killed in a fork, where a start takes milliseconds."""
     run = make_run(tmp_path)
-    (tmp_path / "tests_export.py").write_text(Path(__file__).read_text())
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(run), moment], env=environment, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    child = os.fork()
+    if child == 0:
+        try:
+            setattr(*MOMENTS[moment])
+            export.main([str(run)])
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert not (run / "hf" / "step_4" / "manifest.json").exists()  # a half folder is not "done"
     assert export.main([str(run)]) == 0
     assert converted == ([2, 4] if moment == "in the start model" else [4])
