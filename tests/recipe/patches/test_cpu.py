@@ -94,14 +94,17 @@ seen["merged"] = f"{merged['w'].dtype} {merged['w'].item()}"
 print(json.dumps(seen))
 """
 
-# A 64 x 32 linear layer, loaded as vLLM loads one, without the adapter and with it; then its
-# weight is changed in place. Then our server in verl's replica.
+# A 64 x 32 linear layer, loaded as vLLM loads one, and the sampler, without the adapters and with
+# them: first the sampler's alone, as without VERL_PLATFORM=cpu, in each mode of log-probabilities.
+# Then the layer's weight is changed in place. Then our server in verl's replica.
 VLLM = """
-import json
+import json, os
+from types import SimpleNamespace
 import torch
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.platforms import current_platform
+from vllm.v1.sample.ops import topk_topp_sampler as vllm_sampler
 from recipe.patches.cpu.vllm_plugin import register
 
 def loaded():
@@ -123,6 +126,39 @@ def loaded():
 bare = loaded()
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 sizes = CPUAttentionBackend.get_supported_head_sizes()
+
+cls = vllm_sampler.TopKTopPSampler
+plain = SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
+mine, wanted = (torch.Generator().manual_seed(0) for _ in range(2))
+cls.forward_cpu(plain, torch.zeros(1, 300), {0: mine}, None, None)
+torch.empty(300).exponential_(generator=wanted)
+drawn = {"an entry each": torch.equal(mine.get_state(), wanted.get_state())}
+
+register()
+logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(4)
+for mode in ("raw_logprobs", "processed_logprobs", "processed_logits"):
+    sampler = SimpleNamespace(logprobs_mode=mode, use_fp64_gumbel=False)
+
+    def draw(offset):
+        generators = {i: torch.Generator().manual_seed(offset + i) for i in range(3)}
+        top_k = torch.tensor([1, 3, 5000])
+        return cls.forward_cpu(sampler, logits.clone(), generators, top_k, None)
+
+    tokens, returned = draw(0)
+    drawn[mode] = {
+        "top 1": int(tokens[0] == logits[0].argmax()),
+        "top 3": int(tokens[1] in logits[1].topk(3).indices),
+        "same seed": torch.equal(draw(0)[0], tokens),
+        "other seeds": any(int(draw(o)[0][2] != tokens[2]) for o in range(10, 20)),
+        "returned": None,
+    }
+    if returned is not None:
+        left = returned[1].exp() > 0 if mode == "processed_logprobs" else returned[1].isfinite()
+        whole = logits[2].log_softmax(-1) if mode == "processed_logprobs" else logits[2]
+        close = torch.allclose(returned[2], whole, atol=1e-5)
+        drawn[mode]["returned"] = [int(left.sum()), close]
+
+os.environ["VERL_PLATFORM"] = "cpu"
 register()
 kept = loaded()
 
@@ -138,7 +174,8 @@ replica = {
     "methods": "generate_group" in made.method_meta.methods,
     "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
 }
-print(json.dumps({"bare": bare, "kept": kept, "replica": replica, "sizes": sizes}))
+seen = {"bare": bare, "kept": kept, "replica": replica, "sizes": sizes, "drawn": drawn}
+print(json.dumps(seen))
 """
 
 
@@ -156,7 +193,9 @@ def adapted() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def vllm() -> dict[str, Any]:
-    return look(VLLM)
+    """In a process of its own: vLLM's import replaces distutils, which other tests have loaded."""
+    quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
+    return look(VLLM, VERL_PLATFORM="", **quiet)
 
 
 TWICE, ENGINE = "cpu:gloo,cpu:gloo", "FSDPEngineWithLMHead"
@@ -260,68 +299,22 @@ def test_a_token_of_probability_0_is_never_drawn() -> None:
         assert inverse_sample(probs, uniform).tolist() == [3, BLOCK + 1]
 
 
-# In a process of its own: vLLM's import replaces distutils, which other tests have loaded.
-PROGRAM = """
-import json
-from types import SimpleNamespace
-import torch
-from vllm.v1.sample.ops import topk_topp_sampler as vllm_sampler
-
-cls = vllm_sampler.TopKTopPSampler
-plain = SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
-mine, wanted = (torch.Generator().manual_seed(0) for _ in range(2))
-cls.forward_cpu(plain, torch.zeros(1, 300), {0: mine}, None, None)
-torch.empty(300).exponential_(generator=wanted)
-seen = {"an entry each": torch.equal(mine.get_state(), wanted.get_state())}
-
-from recipe.patches.cpu.vllm_plugin import register
-register()
-logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(4)
-for mode in ("raw_logprobs", "processed_logprobs", "processed_logits"):
-    sampler = SimpleNamespace(logprobs_mode=mode, use_fp64_gumbel=False)
-
-    def draw(offset):
-        generators = {i: torch.Generator().manual_seed(offset + i) for i in range(3)}
-        top_k = torch.tensor([1, 3, 5000])
-        return cls.forward_cpu(sampler, logits.clone(), generators, top_k, None)
-
-    tokens, returned = draw(0)
-    seen[mode] = {
-        "top 1": int(tokens[0] == logits[0].argmax()),
-        "top 3": int(tokens[1] in logits[1].topk(3).indices),
-        "same seed": torch.equal(draw(0)[0], tokens),
-        "other seeds": any(int(draw(o)[0][2] != tokens[2]) for o in range(10, 20)),
-        "returned": None,
-    }
-    if returned is not None:
-        left = returned[1].exp() > 0 if mode == "processed_logprobs" else returned[1].isfinite()
-        whole = logits[2].log_softmax(-1) if mode == "processed_logprobs" else logits[2]
-        close = torch.allclose(returned[2], whole, atol=1e-5)
-        seen[mode]["returned"] = [int(left.sum()), close]
-print(json.dumps(seen))
-"""
-
-
-@pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
-    quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
-    return look(PROGRAM, VERL_PLATFORM="", **quiet)  # as an evaluation does
-
-
+@ON_CPU
 @pytest.mark.config
-def test_vllm_still_draws_for_each_entry(seen: dict[str, Any]) -> None:
-    assert seen["an entry each"], "the gap is closed upstream: delete the patch"
+def test_vllm_still_draws_for_each_entry(vllm: dict[str, Any]) -> None:
+    assert vllm["drawn"]["an entry each"], "the gap is closed upstream: delete the patch"
 
 
+@ON_CPU
 @pytest.mark.config
 @pytest.mark.parametrize(
     ("mode", "returned"),
     [("raw_logprobs", None), ("processed_logprobs", [3, True]), ("processed_logits", [3, True])],
 )
 def test_it_draws_from_the_top_k_and_returns_what_the_mode_asks_for(
-    seen: dict[str, Any], mode: str, returned: Any
+    vllm: dict[str, Any], mode: str, returned: Any
 ) -> None:
-    result = seen[mode]
+    result = dict(vllm["drawn"][mode])
     assert result.pop("returned") == returned
     assert all(result.values()), result
 
