@@ -1,6 +1,7 @@
 """A byte-level tokenizer and a Qwen2 of random weights, as `save_pretrained` writes them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -84,3 +85,13 @@ def logits(model: Any) -> Any:
 
     with torch.no_grad():
         return model.eval()(torch.arange(10)[None]).logits
+
+
+def engine_of(cls: type, module: Any) -> Any:
+    """An engine of verl, or ours, for its methods of inputs and outputs, without its __init__."""
+    engine: Any = object.__new__(cls)
+    engine.module, engine.pad_to_length, engine.use_ulysses_sp = module, False, False
+    engine.engine_config = SimpleNamespace(
+        entropy_checkpointing=False, entropy_from_logits_with_chunking=False
+    )
+    return engine

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from tiny_model import untrained
-from tiny_model import untrained as model
+from tiny_model import engine_of, untrained
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
@@ -62,19 +61,9 @@ def batch(**given: Any) -> TensorDict:
     return data
 
 
-def made(cls: type, module: Qwen2ForCausalLM) -> Any:
-    """An engine for its two methods, without verl's __init__."""
-    engine = object.__new__(cls)
-    engine.module, engine.pad_to_length, engine.use_ulysses_sp = module, False, False
-    engine.engine_config = types.SimpleNamespace(
-        entropy_checkpointing=False, entropy_from_logits_with_chunking=False
-    )
-    return engine
-
-
 def computed(cls: type, module: Qwen2ForCausalLM, data: TensorDict) -> tuple[dict, torch.Tensor]:
     """(the outputs for the loss, the gradient of a weighted sum of them)."""
-    engine = made(cls, module)
+    engine = engine_of(cls, module)
     module.zero_grad()
     inputs, arguments = engine.prepare_model_inputs(data)
     raw = module(**inputs, use_cache=False)
@@ -98,7 +87,7 @@ def test_values_and_gradients_are_verls(
 ) -> None:
     monkeypatch.setattr(ours, "plant", functools.partial(plant, reach=reach))
     monkeypatch.setattr(logprobs, "CHUNK", 7)
-    module, data = model(), batch(temperature=temperature, calculate_sum_pi_squared=True)
+    module, data = untrained(), batch(temperature=temperature, calculate_sum_pi_squared=True)
     mine, my_grads = computed(ours.PrefixTreeEngine, module, data)
     theirs, their_grads = computed(FSDPEngineWithLMHead, module, data)
     assert set(mine) == set(theirs) == {"log_probs", "entropy", "sum_pi_squared"}
@@ -146,10 +135,10 @@ def test_every_family_has_verls_values_and_gradients(
 
 def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
     """bfloat16 has 0.69921875 for 0.7; the values of a single row equal verl's to the bit."""
-    module, data = model().bfloat16(), batch(temperature=0.7)
+    module, data = untrained().bfloat16(), batch(temperature=0.7)
     result = {}
     for cls in (ours.PrefixTreeEngine, FSDPEngineWithLMHead):
-        engine = made(cls, module)
+        engine = engine_of(cls, module)
         logits = torch.linspace(-4, 4, 40).bfloat16()
         inputs, arguments = engine.prepare_model_inputs(data)
         raw = types.SimpleNamespace(logits=logits.expand(*inputs["input_ids"].shape, 40))
@@ -160,13 +149,13 @@ def test_with_16_bits_a_temperature_is_rounded_as_verl_rounds_it() -> None:
 
 
 def test_a_temperature_of_0_has_verls_floor() -> None:
-    values, _ = computed(ours.PrefixTreeEngine, model(), batch(temperature=0.0))
+    values, _ = computed(ours.PrefixTreeEngine, untrained(), batch(temperature=0.0))
     assert values["log_probs"].values().isfinite().all()
 
 
 def test_common_prefixes_are_computed_once() -> None:
-    inputs, _ = made(ours.PrefixTreeEngine, model()).prepare_model_inputs(batch())
-    padded, _ = made(FSDPEngineWithLMHead, model()).prepare_model_inputs(batch())
+    inputs, _ = engine_of(ours.PrefixTreeEngine, untrained()).prepare_model_inputs(batch())
+    padded, _ = engine_of(FSDPEngineWithLMHead, untrained()).prepare_model_inputs(batch())
     assert inputs["input_ids"].numel() < padded["input_ids"].numel() / 2
     assert padded["input_ids"].shape == (12, 17)
 
@@ -191,11 +180,11 @@ def test_micro_batches_keep_the_rows_of_a_question_and_the_budget() -> None:
 
 
 def test_values_of_responses_are_verls_where_logits_are_computed_for_them_alone() -> None:
-    module = model()
+    module = untrained()
     data, parts, rows = parts_of(calculate_sum_pi_squared=True)
     theirs, _ = computed(FSDPEngineWithLMHead, module, data)
     for part, chosen in zip(parts, rows, strict=True):
-        engine = made(ours.PrefixTreeEngine, module)
+        engine = engine_of(ours.PrefixTreeEngine, module)
         inputs, arguments = engine.prepare_model_inputs(part)
         raw = module(**inputs, use_cache=False)
         assert raw.logits.shape[1] < inputs["input_ids"].numel()
@@ -244,7 +233,7 @@ def test_the_budget_holds_where_a_model_shares_no_prefixes(
     """Three rows of 17 tokens are 51; with shared prefixes 60 tokens are more rows."""
     split = lambda self, data, *_: ours.by_prefix(data, dp_group=None)  # noqa: E731
     monkeypatch.setattr(FSDPEngineWithLMHead, "forward_backward_batch", split)
-    engine = made(ours.PrefixTreeEngine, model(attn_implementation=attention))
+    engine = engine_of(ours.PrefixTreeEngine, untrained(attn_implementation=attention))
     data = batch(use_dynamic_bsz=True, max_token_len_per_gpu=60)
     parts, _ = engine.forward_backward_batch(data, print, forward_only=True)
     rows = [part["input_ids"].offsets().diff() for part in parts]
@@ -272,7 +261,7 @@ def test_only_the_clipped_surrogate_alone_is_zero_without_advantage(
 
 def test_shifted_labels_give_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the comparison."""
-    data, module = batch(), model()
+    data, module = batch(), untrained()
     right, _ = computed(ours.PrefixTreeEngine, module, data)
     real = ours.logprobs_of_nodes
     shift = lambda z, labels, node: real(z, labels.roll(1), node)  # noqa: E731
@@ -310,7 +299,7 @@ IMAGES = NonTensorStack(*([{"pixel_values": torch.zeros(1, 4)}] * 12))
     ],
 )
 def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], None]) -> None:
-    engine, data = made(ours.PrefixTreeEngine, model()), batch()
+    engine, data = engine_of(ours.PrefixTreeEngine, untrained()), batch()
     assert "forest" in engine.prepare_model_inputs(data)[1]
     change(data)
     inputs, arguments = engine.prepare_model_inputs(data)
@@ -330,8 +319,8 @@ def test_unsupported_inputs_fall_back_to_verl(change: Callable[[TensorDict], Non
     ],
 )
 def test_supported_models(change: dict[str, Any]) -> None:
-    assert ours.supported(model(**change)) is not bool(change)
-    dropping, other = model(), model()
+    assert ours.supported(untrained(**change)) is not bool(change)
+    dropping, other = untrained(), untrained()
     mlp = dropping.model.layers[0].mlp
     mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))
     other.config.model_type = "gemma2"  # caps its scores, which SDPA does not

@@ -1,12 +1,11 @@
 """SDPO: the choice of hints, values by hand, the reverse KL, the second pass."""
 
-import types
 from typing import Any
 
 import pytest
 import torch
 from rollout_batches import Queue, fetched, record, row
-from tiny_model import untrained as model
+from tiny_model import engine_of, untrained
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import ActorConfig
@@ -139,13 +138,7 @@ class EngineWorkers:
     """verl's engine, or ours with prefix trees, as one rank runs it; no Ray."""
 
     def __init__(self, cls: type) -> None:
-        made: Any = object.__new__(cls)
-        self.engine = made
-        self.engine.module = model()
-        self.engine.pad_to_length, self.engine.use_ulysses_sp = False, False
-        self.engine.engine_config = types.SimpleNamespace(
-            entropy_checkpointing=False, entropy_from_logits_with_chunking=False
-        )
+        self.engine = engine_of(cls, untrained())
 
     def compute_log_prob(self, batch: Any) -> Any:
         tu.assign_non_tensor(batch, use_remove_padding=False, **{engine.SEPARATE: False})
