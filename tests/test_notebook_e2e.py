@@ -6,7 +6,6 @@ that suit the toy alone fail here.
 """
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -70,11 +69,10 @@ def test_its_training_is_the_example_with_two_steps() -> None:
 
 
 def write_two_layers(folder: Path) -> None:
+    from smollm2 import write_tokenizer  # scripts/smollm2.py
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        importlib.import_module("smollm2").write_tokenizer(folder)
+    write_tokenizer(folder)
     config = LlamaConfig(
         hidden_size=576,
         num_hidden_layers=2,

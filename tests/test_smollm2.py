@@ -143,6 +143,7 @@ def test_rewordings_have_the_answer_and_the_numbers(clone: Path, tmp_path: Path)
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "examples" / "smollm2" / "study"
+PROTOCOLS = sorted(STUDY.glob("*.yaml"))
 COMMIT = "c0ffee" * 6 + "0000"
 PROTOCOL = {
     "claim": "TEST",
@@ -340,7 +341,6 @@ def test_an_array_task_runs_one_block(
 def test_what_does_not_start(
     machine: Machine,
     start: Callable[..., int],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -362,17 +362,13 @@ def test_what_does_not_start(
 # ------------------------------------------------------------------------- committed studies
 
 
-def protocols() -> list[Path]:
-    return sorted(STUDY.glob("*.yaml"))
-
-
 def git(*arguments: str) -> str:
     return subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
-@pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
 def test_committed_protocols_are_whole(path: Path) -> None:
     protocol, _ = read_protocol(path)
     assert protocol.claim == path.stem
@@ -402,7 +398,7 @@ def test_a_protocol_that_could_not_be_evaluated_is_refused(
         read_protocol(tmp_path / "CHANGED.yaml")
 
 
-@pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
 def test_the_protocol_was_committed_before_its_lines(path: Path) -> None:
     """Each line names the content of a protocol that is an ancestor of the line's commit."""
     lines = read_protocol(path)[1]
@@ -424,7 +420,7 @@ def test_the_protocol_was_committed_before_its_lines(path: Path) -> None:
 
 
 @pytest.mark.config
-@pytest.mark.parametrize("path", protocols(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
 def test_the_arms_of_a_protocol_compose_and_differ(path: Path) -> None:
     from composed import composed
 

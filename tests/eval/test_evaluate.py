@@ -232,17 +232,13 @@ def test_another_system_prompt_is_another_benchmark(
 ) -> None:
     """A uid is of text and answers alone."""
     plain, digests = make_benchmark(), []
-    for system in (None, "Be brief.", "Answer 77."):
-        asked = [dataclasses.replace(q, earlier=turns_before(system)) for q in plain.questions]
+    for earlier in ((), (("system", "Be brief."),), (("system", "Answer 77."),)):
+        asked = [dataclasses.replace(q, earlier=earlier) for q in plain.questions]
         engine = FakeEngine(right)
         benchmark = dataclasses.replace(plain, questions=tuple(asked))
         digests.append(run(engine, benchmark)["benchmarks"]["toy"]["settings"]["sha256"])
         assert len(engine.requests) == len(asked)
     assert digests[0] == plain.sha256 and len(set(digests)) == 3
-
-
-def turns_before(system: str | None) -> Any:
-    return () if system is None else (("system", system),)
 
 
 def test_samples_of_two_engines_in_one_score_are_noted(

@@ -1,14 +1,13 @@
 """Load the commands of this project, and parse those that a page shows."""
 
 import importlib
-import importlib.util
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
 
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(
@@ -101,15 +100,6 @@ def write_files(text: str, folder: Path) -> None:
         path.write_text(package + content, encoding="utf-8")
 
 
-def load_script(name: str) -> ModuleType:
-    """Load ``scripts/<name>.py``."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class ParsedError(Exception):
     """Stops a command in place of parsing, or after it; `args[0]` is the parser or its result."""
 
@@ -118,9 +108,9 @@ def load_command(name: str) -> ModuleType | SimpleNamespace:
     """Load a command, as ``eval.sweep``, ``recipe/train.py`` or ``scripts/bench.py step``."""
     path, _, subcommand = name.partition(" ")
     if subcommand:
-        return SimpleNamespace(main=lambda: load_script("bench").main([subcommand]))
+        return SimpleNamespace(main=lambda: importlib.import_module("bench").main([subcommand]))
     if name.startswith("scripts/"):
-        return load_script(Path(path).stem)
+        return importlib.import_module(Path(path).stem)
     module = name.removesuffix(".py").replace("/", ".")
-    package = (SCRIPTS.parent / module.replace(".", "/") / "__main__.py").is_file()
+    package = (ROOT / module.replace(".", "/") / "__main__.py").is_file()
     return importlib.import_module(f"{module}.__main__" if package else module)

@@ -90,11 +90,6 @@ def responses() -> Iterator[str]:
         yield text if i % 5 == 0 else broken(text, chance)
 
 
-def digest(texts: list[str]) -> str:
-    """SHA-256 of texts in their order."""
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -177,7 +172,7 @@ def test_every_template_of_a_converted_checkout_is_the_authors_to_the_byte(
 def corpus() -> list[str]:
     texts = list(responses())
     assert len(texts) == REWARDS["responses"] >= 5000
-    assert digest(texts) == REWARDS["responses_sha256"]
+    assert sha256("\0".join(texts)) == REWARDS["responses_sha256"]
     return texts
 
 

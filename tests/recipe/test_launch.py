@@ -125,7 +125,7 @@ def test_the_paths_of_rays_sockets_are_short_enough(
     assert (len(temporary + socket) <= 107) == (chosen is None)
 
 
-def test_processes_of_a_run_outlive_a_closed_terminal(config: Any) -> None:
+def test_processes_of_a_run_outlive_a_closed_terminal() -> None:
     done = launch.in_thread(lambda: subprocess.run(["sh", "-c", "kill -HUP $$; exit 7"]))
     assert cast("Any", done.result(20)).returncode == 7
 

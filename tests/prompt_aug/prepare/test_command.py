@@ -140,7 +140,7 @@ def test_columns_and_lists(tmp_path: Path) -> None:
     ]
 
 
-def test_real_rows_and_the_real_suite(shared_data: Path, tmp_path: Path) -> None:
+def test_real_rows_and_the_real_suite(shared_data: Path) -> None:
     """All real evaluation questions; the head of the training rows (the whole takes a minute)."""
     counts = {"aime": 30, "amc": 83, "math": 500, "minerva": 272, "olympiad_bench": 675}
     folder = shared_data / "evaluation_suite"

@@ -83,9 +83,12 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks, which train whatever they are asked for."""
+Train = Callable[..., dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def train() -> Iterator[Train]:
+    """Return a function that trains on `ranks` processes of two; it returns the whole weights."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     started = [
         subprocess.Popen(
@@ -94,31 +97,22 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         )
         for rank in range(2)
     ]  # fmt: skip
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-Train = Callable[..., dict[str, torch.Tensor]]
-
-
-@pytest.fixture
-def train(processes: list[subprocess.Popen[str]]) -> Train:
-    """Return a function that trains on `ranks` processes; it returns the whole weights."""
 
     def trained(
         source: Path, target: Path, ranks: int, fresh: bool = False
     ) -> dict[str, torch.Tensor]:
         job = {"source": str(source), "target": str(target), "ranks": ranks, "steps": 2}
-        for process in processes[:ranks]:
+        for process in started[:ranks]:
             print(json.dumps({**job, "fresh": fresh}), file=process.stdin, flush=True)
-        for process in processes[:ranks]:
+        for process in started[:ranks]:
             assert process.stdout is not None and process.stdout.readline() == "done\n"
         weights: dict[str, torch.Tensor] = torch.load(target / "whole.pt", weights_only=True)
         return weights
 
-    return trained
+    yield trained
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def divide(source: Path, target: Path, ranks: int) -> Path:
