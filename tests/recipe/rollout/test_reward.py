@@ -42,34 +42,6 @@ class Words:
         return "".join(t for t in texts if not (skip_special_tokens and re.fullmatch("<.+>", t)))
 
 
-def record(
-    length: int,
-    width: int,
-    answers: list[str],
-    template: str,
-    options: Any,
-    source: str,
-    prompt: int,
-    fields: dict[str, Any],
-):
-    from verl import DataProto
-
-    mask = torch.tensor([[1] * (prompt + length) + [0] * (width - length)])
-    given = {"answers": answers, "options": options, "rephrasings": ["Work out $8/2$."]}
-    columns = {
-        "data_source": source,
-        "extra_info": given,
-        "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
-        "tool_extra_fields": {"template": template, **fields},
-    }
-    arrays = {}
-    for key, value in columns.items():
-        arrays[key] = np.empty(1, dtype=object)
-        arrays[key][0] = value
-    batch = TensorDict({"responses": torch.arange(width)[None], "attention_mask": mask}, [1])
-    return DataProto(batch=batch, non_tensor_batch=arrays)
-
-
 def score(
     texts: list[str],
     length: int,
@@ -83,6 +55,8 @@ def score(
     **fields: Any,
 ):
     """The result of the manager; as in verl, the mask of `prompt` tokens may come first."""
+    from verl import DataProto
+
     config = OmegaConf.create(
         {
             "data": {"max_response_length": 4, "apply_chat_template_kwargs": {}},
@@ -99,9 +73,22 @@ def score(
             },
         }
     )
+    given = {"answers": answers, "options": options, "rephrasings": ["Work out $8/2$."]}
+    columns = {
+        "data_source": source,
+        "extra_info": given,
+        "raw_prompt": [{"role": "user", "content": "What is $2+2$?"}],
+        "tool_extra_fields": {"template": template, **fields},
+    }
+    arrays = {}
+    for key, value in columns.items():
+        arrays[key] = np.empty(1, dtype=object)
+        arrays[key][0] = value
+    width = len(texts)
+    mask = torch.tensor([[1] * (prompt + length) + [0] * (width - length)])
+    batch = TensorDict({"responses": torch.arange(width)[None], "attention_mask": mask}, [1])
     manager = RecipeRewardManager(config, Words(texts), None)
-    row = record(length, len(texts), answers, template, options, source, prompt, fields)
-    return asyncio.run(manager.run_single(row))
+    return asyncio.run(manager.run_single(DataProto(batch=batch, non_tensor_batch=arrays)))
 
 
 def test_unworked_arithmetic_is_paid_or_refused() -> None:
