@@ -110,22 +110,47 @@ RATIOS_BT = torch.tensor([[2.0, 1, 0.5], [0.5, 0.5, 7]]).double()  # W = 1 and 1
 ADVANTAGES_BT = torch.tensor([[1.0], [-2]]).double() * MASK_BT
 
 
-def gradient_by_hand(
-    name: str, rows: slice = slice(0, 2), mode: str = "token-mean", **more: Any
+def gradient_of(
+    name: str,
+    ratios_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    total: int | None = None,
+    weights_BT: torch.Tensor | None = None,
+    mode: str = "token-mean",
+    clip_low: float = 0.2,
+    **settings: Any,
 ) -> torch.Tensor:
     """Return the loss's gradient in the log-probability of every token."""
-    old = torch.full((2, 3), -1.5).double()[rows]
-    new = (old + RATIOS_BT[rows].log()).requires_grad_()
+    old = torch.full_like(ratios_BT, -1.5)
+    new = (old + ratios_BT.log()).requires_grad_()
     config = ActorConfig(
         **{"strategy": "fsdp", "rollout_n": 2, "ppo_micro_batch_size_per_gpu": 2},
-        policy_loss=VESPOLossConfig(),
-        clip_ratio_low=more.pop("low", 0.2),
-        global_batch_info={"batch_num_tokens": 5, "global_batch_size": 2, "dp_size": 1},
+        policy_loss=(FIPOLossConfig if name == "fipo" else VESPOLossConfig)(**settings),
+        **{"clip_ratio_low": clip_low, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0},
+        global_batch_info={
+            "batch_num_tokens": total or int(mask_BT.sum()),
+            **{"global_batch_size": 2, "dp_size": 1},
+        },
     )
-    given = {"advantages": ADVANTAGES_BT[rows], "response_mask": MASK_BT[rows]}
-    loss, _ = get_policy_loss_fn(name)(old, new, **given, loss_agg_mode=mode, config=config, **more)
+    loss, metrics = get_policy_loss_fn(name)(
+        old,
+        new,
+        advantages_BT,
+        mask_BT,
+        loss_agg_mode=mode,
+        config=config,
+        rollout_is_weights=weights_BT,
+    )
     loss.backward()
+    assert all(math.isfinite(value) for value in metrics.values())
     return new.grad
+
+
+def gradient_by_hand(name: str, rows: slice = slice(0, 2), **more: Any) -> torch.Tensor:
+    """The gradient of these responses, in a mini-batch of 5 tokens."""
+    given = (RATIOS_BT[rows], ADVANTAGES_BT[rows], MASK_BT[rows])
+    return gradient_of(name, *given, total=5, **more)
 
 
 def test_vespo_by_hand() -> None:
@@ -142,12 +167,12 @@ def test_micro_batches_do_not_matter() -> None:
 def test_weights_of_the_engine_multiply_the_ratio() -> None:
     """4 for the second response: W = 1, and the gradient is REINFORCE's."""
     weights_BT = torch.tensor([[1.0, 1, 1], [4, 1, 9]]).double()
-    result = gradient_by_hand("vespo", rollout_is_weights=weights_BT)
+    result = gradient_by_hand("vespo", weights_BT=weights_BT)
     torch.testing.assert_close(result, -ADVANTAGES_BT / 5)
 
 
 def test_luspo_is_gspo_times_the_length() -> None:
-    wide = {"low": 1.0}  # nothing is clipped
+    wide = {"clip_low": 1.0}  # nothing is clipped
     lengths_B = MASK_BT.sum(-1, keepdim=True)
     luspo = gradient_by_hand("gspo", mode="seq-mean-token-sum", **wide)
     gspo = gradient_by_hand("gspo", mode="seq-mean-token-mean", **wide)
@@ -160,41 +185,6 @@ def test_luspo_is_gspo_times_the_length() -> None:
 
 
 B, T = 7, 13
-
-
-def fipo_gradient(
-    name: str,
-    ratios_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    total: int | None = None,
-    weights_BT: torch.Tensor | None = None,
-    **settings: Any,
-) -> torch.Tensor:
-    """Return the loss's gradient in every token's log-probability; the loss is a token mean."""
-    old = torch.full_like(ratios_BT, -1.5)
-    new = (old + ratios_BT.log()).requires_grad_()
-    config = ActorConfig(
-        **{"strategy": "fsdp", "rollout_n": 2, "ppo_micro_batch_size_per_gpu": 2},
-        policy_loss=FIPOLossConfig(**settings),
-        **{"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0},
-        global_batch_info={
-            "batch_num_tokens": total or int(mask_BT.sum()),
-            **{"global_batch_size": 2, "dp_size": 1},
-        },
-    )
-    loss, metrics = get_policy_loss_fn(name)(
-        old,
-        new,
-        advantages_BT,
-        mask_BT,
-        loss_agg_mode="token-mean",
-        config=config,
-        rollout_is_weights=weights_BT,
-    )
-    loss.backward()
-    assert all(math.isfinite(value) for value in metrics.values())
-    return new.grad
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -217,11 +207,11 @@ def test_values_by_hand() -> None:
     advantages_BT = torch.tensor([[1.0] * 3, [-2.0] * 3]).double()
     mask_BT = torch.tensor([[1.0, 1, 1], [1, 1, 0]]).double()
     settings: dict[str, Any] = {"half_life": 1.0, "low": 0.5, "high": 2.0}
-    result = fipo_gradient("fipo", ratios_BT, advantages_BT, mask_BT, **settings)
+    result = gradient_of("fipo", ratios_BT, advantages_BT, mask_BT, **settings)
     factors = [[1.1**0.75, 1.1**1.5, 1 / 1.1], [0.0, 0.9, 0.0]]
     expected = -torch.tensor(factors).double() * ratios_BT * advantages_BT / 5
     torch.testing.assert_close(result, expected, atol=1e-7, rtol=1e-6)
-    narrow = fipo_gradient("fipo", ratios_BT, advantages_BT, mask_BT, half_life=1.0)  # 1 to 1.2
+    narrow = gradient_of("fipo", ratios_BT, advantages_BT, mask_BT, half_life=1.0)  # 1 to 1.2
     factors = [[1.1**0.75, 1.1**1.5, 1.0], [0.0, 1.0, 0.0]]
     expected = -torch.tensor(factors).double() * ratios_BT * advantages_BT / 5
     torch.testing.assert_close(narrow, expected, atol=1e-7, rtol=1e-6)
@@ -231,7 +221,7 @@ def test_two_tokens_in_the_dual_clip_drop_the_response() -> None:
     ratios_BT = torch.tensor([[4.0, 4.0, 1.0], [4.0, 1.0, 1.0], [4.0, 4.0, 1.0]]).double()
     advantages_BT = torch.tensor([[-1.0] * 3, [-1.0] * 3, [1.0] * 3]).double()
     ones = torch.ones(3, 3).double()
-    result = fipo_gradient("fipo", ratios_BT, advantages_BT, ones)
+    result = gradient_of("fipo", ratios_BT, advantages_BT, ones)
     assert not result[0].any()  # one of them dropped by hand, as in the next row, leaves a gradient
     expected = torch.tensor([[0.0, 1, 1], [0, 0, -1]]).double() / 9
     torch.testing.assert_close(result[1:], expected)
@@ -241,8 +231,8 @@ def test_a_negative_token_of_large_ratio_weighs_at_most_one() -> None:
     """Ratio 2.5: later tokens of ratio 2 would raise its factor to 1.2."""
     ratios_BT = torch.tensor([[2.5, 2.0, 2.0]]).double()
     negative_BT, ones = -torch.ones(1, 3).double(), torch.ones(1, 3).double()
-    plain = fipo_gradient("fipo", ratios_BT, negative_BT, ones)
-    safe = fipo_gradient("fipo", ratios_BT, negative_BT, ones, safe_ratio=2.4)
+    plain = gradient_of("fipo", ratios_BT, negative_BT, ones)
+    safe = gradient_of("fipo", ratios_BT, negative_BT, ones, safe_ratio=2.4)
     torch.testing.assert_close(plain, 1.2 * ratios_BT / 3)
     torch.testing.assert_close(safe / plain, torch.tensor([[1 / 1.2, 1, 1]]).double())
 
@@ -253,8 +243,8 @@ def test_factors_are_those_of_a_double_loop(seed: int, low: float, high: float) 
     """The gradient divided by that of PPO, token by token."""
     ratios_BT, advantages_BT, mask_BT = batch(seed)
     settings: dict[str, Any] = {"low": low, "high": high, "half_life": 2.5}
-    result = fipo_gradient("fipo", ratios_BT, advantages_BT, mask_BT, **settings)
-    plain = fipo_gradient("vanilla", ratios_BT, advantages_BT, mask_BT)
+    result = gradient_of("fipo", ratios_BT, advantages_BT, mask_BT, **settings)
+    plain = gradient_of("vanilla", ratios_BT, advantages_BT, mask_BT)
     inside = 0
     for i in range(B):
         tokens = [t for t in range(T) if mask_BT[i, t]]
@@ -271,8 +261,8 @@ def test_factors_are_those_of_a_double_loop(seed: int, low: float, high: float) 
 def test_on_policy_it_is_ppo() -> None:
     _, advantages_BT, mask_BT = batch(0)
     ones = torch.ones(B, T).double()
-    result = fipo_gradient("fipo", ones, advantages_BT, mask_BT)
-    torch.testing.assert_close(result, fipo_gradient("vanilla", ones, advantages_BT, mask_BT))
+    result = gradient_of("fipo", ones, advantages_BT, mask_BT)
+    torch.testing.assert_close(result, gradient_of("vanilla", ones, advantages_BT, mask_BT))
     assert result.any()
 
 
@@ -281,15 +271,15 @@ def test_micro_batches_do_not_matter_of_fipo(size: int) -> None:
     ratios_BT, advantages_BT, mask_BT = batch(1)
     total = int(mask_BT.sum())
     cuts = zip(*(x.split(size) for x in (ratios_BT, advantages_BT, mask_BT)), strict=True)
-    parts = [fipo_gradient("fipo", a, b, c, total=total) for a, b, c in cuts]
+    parts = [gradient_of("fipo", a, b, c, total=total) for a, b, c in cuts]
     torch.testing.assert_close(
-        torch.cat(parts), fipo_gradient("fipo", ratios_BT, advantages_BT, mask_BT)
+        torch.cat(parts), gradient_of("fipo", ratios_BT, advantages_BT, mask_BT)
     )
 
 
 def test_weights_of_the_engine_multiply_the_loss() -> None:
     ratios_BT, advantages_BT, mask_BT = batch(2)
     weights_BT = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).double()
-    result = fipo_gradient("fipo", ratios_BT, advantages_BT, mask_BT, weights_BT=weights_BT)
-    plain = fipo_gradient("fipo", ratios_BT, advantages_BT, mask_BT)
+    result = gradient_of("fipo", ratios_BT, advantages_BT, mask_BT, weights_BT=weights_BT)
+    plain = gradient_of("fipo", ratios_BT, advantages_BT, mask_BT)
     torch.testing.assert_close(result, weights_BT * plain)
