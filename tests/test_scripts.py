@@ -543,6 +543,7 @@ case $2 in
     *) [[ -n $SIGNAL ]] && kill -"$SIGNAL" $PPID && exec sleep 60; exit "$CODE" ;;
 esac
 """
+OWN_MODEL = {"ANSWERS": "1", "DIES": "", "SERVER_LOOK": "0.2", "MODEL": "m", "PORT": "5"}
 
 
 @pytest.mark.parametrize(
@@ -557,10 +558,9 @@ esac
 def test_rephrasing_serves_its_own_model_and_ends_the_server(
     checkout: Path, variables: dict[str, str], code: int, message: str, last: str
 ) -> None:
-    own = {"ANSWERS": "1", "DIES": "", "SERVER_LOOK": "0.2", "MODEL": "m", "PORT": "5"}
     result, output, commands = job(
         checkout, "q.parquet", "out.parquet", "--n", "3",
-        script="rephrase.sbatch", stand_in=SERVER, **{**own, **variables},
+        script="rephrase.sbatch", stand_in=SERVER, **{**OWN_MODEL, **variables},
     )  # fmt: skip
     assert (result, message in output) == (code, True), output
     assert last in commands[-1]
@@ -572,8 +572,7 @@ def test_rephrasing_serves_its_own_model_and_ends_the_server(
 
 
 def test_answers_of_the_solver_are_progress_too(checkout: Path) -> None:
-    own = {"ANSWERS": "1", "DIES": "", "SERVER_LOOK": "0.2", "MODEL": "m", "PORT": "5"}
-    own |= {"SIGNAL": "USR1", "MOST_REQUEUES": "1"}
+    own = {**OWN_MODEL, "SIGNAL": "USR1", "MOST_REQUEUES": "1"}
     solved = checkout / "out.parquet.work" / "solved" / "answers.jsonl"
     solved.parent.mkdir(parents=True)
     (solved.parents[1] / "answers.jsonl").write_text("1")
