@@ -31,9 +31,9 @@ gc.disable()
 
 
 LONGEST = """
-    test_cpu.py test_merger.py test_saving.py test_doctor.py test_scripts.py test_pipeline_e2e.py
-    test_methods_e2e.py test_together_e2e.py test_sweep_e2e.py test_notebook_e2e.py
-    test_referee_e2e.py test_verifier_e2e.py test_server_e2e.py
+    test_cpu.py test_merger.py test_saving.py test_doctor.py test_scripts.py test_sockets.py
+    test_pipeline_e2e.py test_methods_e2e.py test_together_e2e.py test_sweep_e2e.py
+    test_notebook_e2e.py test_referee_e2e.py test_verifier_e2e.py test_server_e2e.py
 """.split()
 
 

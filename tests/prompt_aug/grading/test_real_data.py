@@ -46,6 +46,7 @@ def respelled(text: str) -> str:
     return re.sub(r"(?<=[^\d\s]), *(?=[^\d\s!])", r" ,\\; ", text)
 
 
+@pytest.mark.config  # 10,000 grades
 def test_every_gold_grades_itself(golds: list[list[str]]) -> None:
     failed = [g for g in golds for x in g if not grade(rf"Thus $\boxed{{{x}}}$.", g).correct]
     assert failed == []

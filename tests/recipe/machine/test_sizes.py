@@ -1,5 +1,6 @@
 """Sizes and hours that follow from model and machine: goldens by hand."""
 
+import functools
 import json
 import math
 import os
@@ -241,7 +242,7 @@ TEN = ["--validation=10"]
 
 
 def test_prepared_questions_belong_to_their_source_and_its_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = [sums(tmp_path / "a" / "train.jsonl", 0), sums(tmp_path / "b" / "train.jsonl", 100)]
@@ -354,6 +355,7 @@ def planned(*overrides: str) -> Setup:
     return Setup(compose_config("prompt_aug", [*usual, *more]))
 
 
+@functools.cache  # half of the calls are without overrides
 def estimate(*overrides: str) -> Estimate:
     return Estimate(numbers(planned(*overrides), SHAPE), GPUS["h100-80"], 1000)
 

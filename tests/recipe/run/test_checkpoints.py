@@ -306,7 +306,7 @@ PAD = 258  # Qwen2's tokenizer adds <|endoftext|>, which ends a response as well
     ],
 )
 def test_an_export_keeps_the_ids_of_the_start_model(
-    start: Path, tmp_path: Path, own: dict[str, Any] | None, ends: list[int]
+    tmp_path: Path, own: dict[str, Any] | None, ends: list[int]
 ) -> None:
     save_tokenizer(tmp_path)
     write_json(tmp_path / "config.json", {**CONFIG, "pad_token_id": 5})
