@@ -19,7 +19,7 @@ from typing import Any
 LOSS = 2  # the step in which rollouts fail
 LOST = 3  # which of them
 VERLS_LOSSES = ("dppo_tv", "dppo_kl")
-SHARED = "RECIPE_SHARED_RUN"  # the methods and overrides, for the trainer's process
+SHARED = "RECIPE_SHARED_RUN"  # the file with the methods and their sections, for the trainer
 # Required settings of a method; the data are those of the first method.
 ACTOR = "actor_rollout_ref.actor"
 NEEDED = {"one_shot": ["recipe.one_question=0"]}
@@ -40,24 +40,21 @@ def register() -> None:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.utils.losses import ppo_loss
 
-    from recipe.config.compose import compose_config
     from recipe.trainer.question_stats import QuestionStats
     from recipe.trainer.trainer import RecipeTrainer
 
     @register_trainer("shared_run")
     class SharedRunTrainer(RecipeTrainer):
         def step(self, metrics: dict, timing_raw: dict) -> Any:
-            shared = json.loads(os.environ[SHARED])
+            shared = json.loads(Path(os.environ[SHARED]).read_text())
             before, method = ["", *shared["methods"]][self.global_steps - 1 :][:2]
             if method != before:
-                config = compose_config("toy_methods", settings(method, shared["overrides"]))
+                recipe, actor, self.use_critic = shared["sections"][method]
                 with open_dict(self.config):
-                    self.config.recipe = config.recipe
-                    self.config.actor_rollout_ref.actor = config.actor_rollout_ref.actor
-                self.question_stats = QuestionStats(config.recipe)
-                self.use_critic = bool(config.critic.enable)
+                    self.config.recipe, self.config.actor_rollout_ref.actor = recipe, actor
+                self.question_stats = QuestionStats(self.config.recipe)
                 self.__dict__.pop("value_model", None)  # a cached property
-                actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+                actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
                 self.actor_rollout_wg.set_loss_fn(functools.partial(ppo_loss, config=actor))
             return super().step(metrics, timing_raw)
 
@@ -104,10 +101,13 @@ def main(arguments: list[str]) -> None:
     here = Path(__file__).resolve()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     os.environ["VERL_USE_EXTERNAL_MODULES"] = f"recipe.plugin,{here.stem}"
-    os.environ[SHARED] = json.dumps({"methods": methods, "overrides": overrides})
     sys.path.insert(0, str(here.parent))
+    sections = {}
     for method in dict.fromkeys(methods):
-        validate(Setup(compose_config("toy_methods", settings(method, overrides))))
+        validate(setup := Setup(compose_config("toy_methods", settings(method, overrides))))
+        sections[method] = (setup.get("recipe"), setup.get(ACTOR), setup.critic)
+    os.environ[SHARED] = f"{setup.folder.root}.json"
+    Path(os.environ[SHARED]).write_text(json.dumps({"methods": methods, "sections": sections}))
     steps = f"trainer.total_training_steps={len(methods)}"
     config = compose_config("toy_methods", settings(methods[0], [*overrides, steps]))
     launch.set_environment(config)
