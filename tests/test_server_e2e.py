@@ -41,27 +41,6 @@ CPU = {
 STARTS = 400.0  # seconds; half a minute on an idle machine
 
 
-@contextlib.contextmanager
-def serving_model(model: Path, name: str, log: Path, length: int = 512) -> Iterator[str]:
-    """The base URL at which `model` answers under `name`, with prompts and answers of `length`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", str(length), "--enforce-eager"]
-    # A seeded request with a split prompt kills a CPU server: see eval.ask.engine.
-    command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(4096, length))]
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **CPU})
-        try:
-            _wait(process, f"http://127.0.0.1:{port}/health", log)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
 def _wait(process: subprocess.Popen, url: str, log: Path) -> None:
     end = time.monotonic() + STARTS
     while process.poll() is None and time.monotonic() < end:
@@ -80,8 +59,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(base: Path) -> Iterator[str]:
-    with serving_model(base / "model", "served", base / "server.log", length=8192) as result:
-        yield result
+    """The base URL at which the model answers as `served`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model, log = base / "model", base / "server.log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--max-model-len", "8192", "--enforce-eager"]
+    # A seeded request with a split prompt kills a CPU server: see eval.ask.engine.
+    command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **CPU})
+        try:
+            _wait(process, f"http://127.0.0.1:{port}/health", log)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def samples(out: Path, model: str) -> dict[tuple[str, str, int], tuple[str, int, str]]:

@@ -30,10 +30,10 @@ def close(result: torch.Tensor, wanted: object, tolerance: float = 1e-12) -> Non
     )
 
 
-def example(groups: int = 3, size: int = 4, width: int = 6) -> tuple[torch.Tensor, ...]:
-    """Random log-probabilities, one advantage per response, every length from 1 to the width."""
+def example(size: int = 4) -> tuple[torch.Tensor, ...]:
+    """Random log-probabilities of three groups, one advantage per response, lengths from 1 to 6."""
     generator = torch.Generator().manual_seed(0)
-    rows = groups * size
+    rows, width = 3 * size, 6
     logprobs_BT = -torch.rand(rows, width, generator=generator, dtype=torch.float64) * 4
     advantage_B = torch.randn(rows, generator=generator, dtype=torch.float64)
     lengths_B = torch.arange(rows) % width + 1

@@ -177,10 +177,10 @@ def test_the_death_of_rays_head_ends_the_run_with_a_reason(
 # The table of runs: which folders are runs, and what is said of each.
 
 
-def make(path: Path, steps: int = 4, done: int = 0) -> RunFolder:
+def make(path: Path, done: int = 0) -> RunFolder:
     run = RunFolder(path)
     run.data("train").parent.mkdir(parents=True)
-    run.config.write_text(f"trainer: {{total_training_steps: {steps}}}\n")
+    run.config.write_text("trainer: {total_training_steps: 4}\n")
     for step in range(1, done + 1):
         held_out = {"val/toy/accuracy": 0.9, "val/toy/accuracy_se": 0.1} if step == 2 else {}
         append_metrics(path, step, {"train/accuracy": step / 10, **held_out})

@@ -97,15 +97,15 @@ class Launched:
     process: subprocess.Popen
     log: Path
 
-    def wait_for(self, condition: Any, seconds: float = 1200) -> None:
-        end = time.monotonic() + seconds
+    def wait_for(self, condition: Any) -> None:
+        end = time.monotonic() + 1200
         while not condition():
             assert self.process.poll() is None, "the run ended before it was killed"
             assert time.monotonic() < end, "the run did not get there in time"
             time.sleep(0.2)
 
-    def wait_for_steps(self, count: int) -> None:
-        self.wait_for(lambda: len(run_folder.read_metrics(self.run)) >= count)
+    def wait_for_three_steps(self) -> None:
+        self.wait_for(lambda: len(run_folder.read_metrics(self.run)) >= 3)
 
 
 def launch(run: Path, *more: str) -> Launched:
@@ -140,7 +140,7 @@ def terminate(first: Launched, seen: dict[str, Any]) -> None:
     run = first.run
     first.wait_for((run / "config.yaml").exists)
     seen["second_start"] = call(*command(run))
-    first.wait_for_steps(3)
+    first.wait_for_three_steps()
     first.process.send_signal(signal.SIGTERM)
     seen["code"] = first.process.wait(300)
     seen["log"] = first.log.read_text()
@@ -246,7 +246,7 @@ def test_without_a_window_an_asynchronous_trainer_trains_the_same_tokens(
     settings += [f"{ROLLOUT}.nnodes=1"] * (mode == "separate_async")
     training = launch(run, *settings)
     try:
-        training.wait_for_steps(3)
+        training.wait_for_three_steps()
         assert len(processes.marked(str(run))) > 3  # Ray and vLLM
         training.process.kill()
         training.process.wait()

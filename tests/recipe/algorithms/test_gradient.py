@@ -191,7 +191,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def difference(ours: Loss, paper: Loss, optimizer: Callable[..., Any] = sgd) -> float:
+def difference(ours: Loss, paper: Loss, optimizer: Callable[..., Any]) -> float:
     """The largest difference of a parameter after the update."""
     steps = 3 if optimizer is adam else 1
     return float((updated(ours, optimizer, steps) - updated(paper, optimizer, steps)).abs().max())

@@ -321,10 +321,10 @@ def progress_config(run: Path) -> Any:
     )
 
 
-def start(run: Path, after: int = 0) -> None:
+def start(run: Path) -> None:
     for stage in progress.STAGES:
         progress.reached(run, stage)
-    progress.reached(run, progress.TRAINING, step=after)
+    progress.reached(run, progress.TRAINING, step=0)
 
 
 def step(run: Path, number: int, wall: float, **more: float) -> None:

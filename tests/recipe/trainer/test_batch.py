@@ -65,17 +65,13 @@ def test_columns_absent_by_the_settings_are_none(monkeypatch: pytest.MonkeyPatch
 
 
 def write(
-    monkeypatch: pytest.MonkeyPatch,
-    excluded: list[bool],
-    by_token: bool = True,
-    returns: torch.Tensor | None = None,
-    **changed: Any,
+    monkeypatch: pytest.MonkeyPatch, excluded: list[bool], by_token: bool = True, **changed: Any
 ) -> Queue:
     queue = Queue(ROWS)
     source = fetched(queue, monkeypatch)
     advantages = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) + 1
     columns = batches.columns_of(
-        source, advantages, returns, changed=changed, excluded=excluded, by_token=by_token
+        source, advantages, None, changed=changed, excluded=excluded, by_token=by_token
     )
     batches.write(source, columns)
     return queue

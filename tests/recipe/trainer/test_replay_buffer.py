@@ -318,9 +318,9 @@ def trained(
     return batches, lags, queue
 
 
-def long_tail(count: int, seed: int = 0) -> list[int]:
+def long_tail(count: int) -> list[int]:
     """Lengths of which every tenth is 30 to 60 times the others'."""
-    luck = random.Random(seed)
+    luck = random.Random(0)
     return [
         luck.randint(30, 60) if luck.random() < 0.1 else luck.randint(0, 1) for _ in range(count)
     ]
