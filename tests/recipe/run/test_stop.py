@@ -312,10 +312,6 @@ def sleeper(mark: str) -> subprocess.Popen:
     return process
 
 
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def test_end_kills_the_marked_and_only_those(tmp_path: Path) -> None:
     mine, foreign = sleeper(str(tmp_path / "a")), sleeper(str(tmp_path / "b"))
     try:
@@ -344,7 +340,7 @@ def test_reaper_cleans_up_after_a_sigkill(tmp_path: Path) -> None:
         text=True,
     )
     assert run.stdout is not None
-    orphan = int(run.stdout.readline())
+    orphan = psutil.Process(int(run.stdout.readline()))
     run.kill()
     run.wait()
-    assert within(20, lambda: is_gone(orphan))
+    assert within(20, lambda: processes.is_dead(orphan))
