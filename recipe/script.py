@@ -161,20 +161,22 @@ class Reader:
             self.branch(node)
             return
         self.unset(node)
-        before = self.values
         if node.type == "variable_assignment" and node.parent.type != "command":
             self.assign(node)
         elif node.type == "command":
             self.command(node)
         elif node.type in ("subshell", "command_substitution"):  # has variables of its own
-            self.values = before.new_child()
+            before, self.values = self.values, self.values.new_child()
+            for child in node.children:
+                self.visit(child)
+            self.values = before
+            return
         elif node.type == "heredoc_body" and self.script.search(source_of(node)):
             text = re.sub(r"\\([\\$`])", r"\1", source_of(node))
             is_comment = re.match(r":\s*<", source_of(node.parent.parent))
             self.read("" if is_comment else text, self.line(node))
         for child in node.children:
             self.visit(child)
-        self.values = before
 
     def branch(self, node: Any) -> None:
         """Read each branch from the same values, and merge what they leave."""
