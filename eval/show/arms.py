@@ -283,7 +283,8 @@ def runs_of(
 ) -> list[list[list[Line]]]:
     """Return the lines of `cells`, by arm and by seed, for the seeds that all arms have whole.
 
-    Raises UserError unless a cell's lines all ask the same, and a seed's runs start alike.
+    Raises UserError unless a cell's lines all ask the same, and a seed's runs start alike and are
+    evaluated in one precision.
     """
     found: dict[Key, Line] = {}
     for line in lines:
@@ -300,12 +301,16 @@ def runs_of(
             "two runs of each arm with the same values of recipe.seed."
         )
     for seed in seeds:
-        if len({found[arm, seed, *cell].get("start_sha") for arm in arms for cell in cells}) > 1:
+        runs = [found[arm, seed, *cell] for arm in arms for cell in cells]
+        if len({line.get("start_sha") for line in runs}) > 1:
             raise UserError(f"seed {seed} has runs of different start models")
+        if len({x["decode"]["dtype"] for x in runs if "dtype" in x["decode"]}) > 1:
+            raise UserError(f"seed {seed} has runs that were evaluated with different --dtype")
     for cell in cells:
         first = dict[str, Any]()  # of each key; lines of older versions lack some
         for line in (found[arm, seed, *cell] for arm in arms for seed in seeds):
             now = {**line["decode"], **{name: line[name] for name in ASKED}}
+            now.pop("dtype", None)  # follows from the processor, on which a seed's runs are paired
             if changed := differences({k: first.setdefault(k, v) for k, v in now.items()}, now):
                 raise UserError(
                     f"{cell}: evaluated differently: {'; '.join(changed)}. Run eval.sweep with the "

@@ -404,11 +404,12 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
         ({"n": 16}, "evaluated differently: n"),
         ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
         ({"start_sha": "other"}, "seed 4 has runs of different start models"),
+        ({"decode": {"dtype": "float32"}}, "seed 4 has runs that were evaluated with different"),
         ({"seed": 3}, "two runs of arm new have recipe.seed=3"),
     ],
 )
 def test_what_cannot_be_compared(change: dict[str, Any], message: str) -> None:
-    lines = two_arms(start_sha="one", decode={"temperature": 1.0})
+    lines = two_arms(start_sha="one", decode={"temperature": 1.0, "dtype": "bfloat16"})
     lines[-1] |= change
     with pytest.raises(UserError, match=message):
         compare_arms(lines, CONTRAST)
@@ -421,6 +422,14 @@ def test_lines_of_an_older_version_have_fewer_keys_of_decoding() -> None:
     lines[-1]["decode"] = {"temperature": 1.0, "style": "chat"}
     with pytest.raises(UserError, match="style: "):
         compare_arms(lines, CONTRAST)
+
+
+def test_seeds_may_have_other_start_models_and_precisions_each() -> None:
+    lines = two_arms(start_sha="one", decode={"dtype": "bfloat16"})
+    for x in lines:
+        if x["seed"] == 4:
+            x |= {"start_sha": "two", "decode": {"dtype": "float32"}}
+    assert compare_arms(lines, CONTRAST).seeds == compare_arms(two_arms(), CONTRAST).seeds
 
 
 def test_one_seed_and_too_few_samples_are_rejected() -> None:
@@ -502,11 +511,14 @@ def test_arms_asked_with_other_prompts_are_rejected(
         with changing(run / "eval" / "s" / "step_40" / "scores.json") as record:
             record["settings"]["seed"] = 1  # draws other samples of the same responses
     assert main(arms) == 0
-    for key, value in (("system_prompt", "Think."), ("dtype", "float32")):
+    for key, value, message in (
+        ("system_prompt", "Think.", "system_prompt: None -> 'Think.'"),
+        ("dtype", "float32", "seed 1 has runs that were evaluated with different --dtype"),
+    ):
         with changing(runs["cw"][1] / "eval" / "s" / "step_40" / "scores.json") as record:
             record["settings"][key] = value
         assert main(arms) == 1
-        assert f"{key}: None -> '{value}'" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_checkpoints_without_scores_are_named(
