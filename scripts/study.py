@@ -170,8 +170,8 @@ def sampled(scored: Scored, name: str) -> dict[str, Any]:
 def study(given: argparse.Namespace) -> None:
     if not (given.any_processor or multiplies_bfloat16()):
         raise UsageError(
-            "this processor has no bfloat16 products (AMX or AVX-512): all would be in float32, a step "
-            "twice as long, and the start model another one. To run anyway: --any-processor."
+            "this processor has no bfloat16 products (AMX or AVX-512): all would be in float32, a "
+            "step twice as long, and the start model another one. To run anyway: --any-processor."
         )
     runs = Study(given.protocol, given.work)
     seeds = sorted({seed for arm in runs.protocol.arms.values() for seed in arm.seeds})

@@ -23,7 +23,7 @@ from recipe.run.folder import RunFolder
 from recipe.start import attention, checks, functions
 from recipe.start.algorithm import ALGORITHM, HOMOGENEOUS, on_policy, uncorrected
 from recipe.start.engine import ENGINE, adapted, sixteen_bits
-from recipe.start.functions import NAMES
+from recipe.start.functions import names_exist
 from recipe.start.resume import same_run
 from recipe.start.rules import Check, Setup, messages
 from recipe.trainer import task_runner
@@ -507,7 +507,7 @@ def test_what_a_key_names_exists(toy: Any, tmp_path: Path, changes: str, named: 
     loops = tmp_path / "loops.yaml"
     loops.write_text("[{name: mine, _target_: own.Gone}]\n")
     changes = changes.replace("OWN.py", f"{tmp_path}/own.py").replace("LOOPS.yaml", str(loops))
-    refused = errors(toy, changes, NAMES)
+    refused = errors(toy, changes, [names_exist])
     assert len(refused) == (named is not None), refused
     assert named is None or named in refused[0].partition(": ")[0]
 
@@ -521,7 +521,7 @@ def test_a_package_for_gpus_may_be_missing_on_a_login_node(
     for gpus, count in ((0, 0), (1, 1)):
         monkeypatch.setattr(functions, "gpus_here", lambda gpus=gpus: gpus)
         monkeypatch.delitem(sys.modules, "needs_gpu", raising=False)
-        assert len(errors(toy, "{MODEL}.external_lib=needs_gpu", NAMES)) == count
+        assert len(errors(toy, "{MODEL}.external_lib=needs_gpu", [names_exist])) == count
 
 
 # ------------------------------------------------------------------------- attention
