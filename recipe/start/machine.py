@@ -271,7 +271,7 @@ def cpu_engine(s: Setup) -> Iterator[str]:
     if slow and str(s.rollout.dtype) not in ("float32", "fp32"):
         yield s.message(
             f"{R}.dtype",
-            "this processor has no instructions for it and would be about 40 times slower than "
+            "this processor has no instructions for it and would be 8 to 37 times slower than "
             "with float32. Leave it null.",
         )
 
