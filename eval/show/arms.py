@@ -4,10 +4,12 @@ A line is a run, a step and a question set, with the number of right samples of 
 `eval.compare --arm` makes lines of run folders; scripts/study.py writes them beside a protocol.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,8 @@ class Contrast(typed.Record):
     or from the best to the last mean of three evaluations in a row, of those every `drop` steps.
     `expected` is the gain in points below which the claim is not seen; without it, no verdict is
     printed. To be seen, the gain at `not_below_k` must not be larger, and of two drops over steps
-    the last mean of `baseline`, which drops less, not lower than that of `arm`: `lead` >= 0.
+    the last mean of `baseline`, which drops less, not lower than that of `arm`: `lead` >= 0. Drops
+    over steps decide only if `arm` drops by `expected`: noise makes one of two that rise drop more.
     """
 
     arm: typed.Text
@@ -192,7 +195,10 @@ class Protocol(typed.Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Result of a contrast. `sampling` is the part of a cell's variance that its samples make."""
+    """Result of a contrast. `sampling` is the part of a cell's variance that its samples make.
+
+    If the seeds have several start models, `one_start` is of those from the most frequent one.
+    """
 
     contrast: Contrast
     seeds: list[int]
@@ -202,10 +208,17 @@ class Compared:
     correlation: float
     lead: float  # over the gain at `not_below_k`, or of the baseline's last mean
     entropy: Interval  # of the gain in entropy at the end of training; NaN: not in the lines
+    one_start: "Compared | None"
 
     @property
     def verdict(self) -> str:
+        """The verdict of the rule; of several start models, if `one_start` alone has the same."""
         low, high = 100 * self.result.low, 100 * self.result.high
+        if self.one_start and self.one_start.verdict != replace(self, one_start=None).verdict:
+            return "undecided"
+        falls = 100 * self.means[0] >= (self.contrast.expected or 0)
+        if isinstance(self.contrast.drop, int) and not falls:
+            return "undecided"
         if low > 0:
             return "seen" if self.lead >= 0 else "undecided"
         if high < 0:
@@ -266,6 +279,9 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
         correlation = np.corrcoef(a.mean(axis=1), b.mean(axis=1))[0, 1]
     none = {"entropy": [None]}
     train = [[run[-1].get("train", none)["entropy"][-1] for run in arm] for arm in table]
+    starts = Counter(run[0].get("start_sha") for run in table[0])
+    ((most, times),) = starts.most_common(1)
+    same = [line for line in lines if line.get("start_sha") == most]
     return Compared(
         contrast=contrast,
         seeds=[run[0]["seed"] for run in table[0]],
@@ -275,6 +291,7 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
         correlation=float(correlation),
         lead=float(np.mean(gains[1] if steps else gains[0] - gains[1])),
         entropy=t_interval(np.subtract(*np.array(train, dtype=np.float64))),
+        one_start=compare_arms(same, contrast) if 1 < times < starts.total() else None,
     )
 
 
@@ -347,6 +364,8 @@ def described(compared: Sequence[Compared], title: str) -> str:
         if np.isfinite(c.entropy[0]):
             low, high = c.entropy
             texts.append(f"  entropy of the last ten steps: interval [{low:+.3f}, {high:+.3f}]")
+        if c.one_start:
+            texts.append(indent(described([c.one_start], "of one start model alone:"), "  "))
     return "\n".join(texts)
 
 

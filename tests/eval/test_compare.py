@@ -5,6 +5,7 @@ Arms of several runs: hand-computed tables, coverage in simulations, laws, what 
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from eval.ask.checkpoints import from_manifest
 from eval.scores.metrics import at_k, crossed, holm, no_signal, paired
 from eval.selection import main as select
 from eval.selection import pick_checkpoint
-from eval.show.arms import Contrast, Gate, compare_arms, each_run, gate_text, lines_of
+from eval.show.arms import Contrast, Gate, compare_arms, described, each_run, gate_text, lines_of
 from eval.show.compare import compare, main, read_side
 from eval.show.data import collect, scored_steps, summary
 from eval.show.tables import chosen, headline
@@ -359,6 +360,25 @@ def test_verdicts() -> None:
     wide = CONTRAST.model_copy(update={"k": 7, "not_below_k": 1})
     result = compare_arms(two_arms(1), wide)
     assert result.result.low > 0 and result.lead < 0 and result.verdict == "undecided"
+    result = compare_arms(two_arms(1), wide.model_copy(update={"expected": 90.0}))
+    assert 100 * result.result.high < 90 and result.verdict == "undecided"
+
+
+def test_seeds_of_several_start_models_need_the_verdict_of_the_first_one_alone() -> None:
+    known = CONTRAST.model_copy(update={"expected": 20.0})
+    lines = [x | {"start_sha": "two" if x["seed"] == 4 else "one"} for x in two_arms()]
+    both = compare_arms(lines, known)
+    assert both.seeds == [0, 1, 2, 3, 4] and both.verdict == "seen" and both.one_start
+    assert both.one_start.seeds == [0, 1, 2, 3] and both.one_start.one_start is None
+    assert described([both], "").count("points, 95 % interval") == 2
+    equal = [x | {"arm": arm} for x in two_arms()[::2] for arm in ("base", "new")]
+    none = compare_arms(equal, known)
+    assert none.verdict == "not seen"
+    assert replace(both, one_start=none).verdict == "undecided"
+    assert replace(none, one_start=both).verdict == "undecided"
+    assert replace(none, one_start=none).verdict == "not seen"
+    # Each seed from a model of its own: none is the first one.
+    assert compare_arms([x | {"start_sha": x["seed"]} for x in lines], known).one_start is None
 
 
 def test_a_drop_is_less_the_mean_of_other_sets() -> None:
@@ -386,6 +406,8 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     result = compare_arms(lines, contrast)
     # Best windows: 5, 6, 5 and the last one. 16 / 3 - 7 / 3 = 3 and 0. Last means: 7 / 3, 10 / 3.
     assert result.means == pytest.approx((3 / 8, 0))
+    little = contrast.model_copy(update={"expected": 38.0})  # one falls by 37.5: no setting for it
+    assert compare_arms(lines, little).verdict == "undecided"
     assert result.lead == pytest.approx(1 / 8) and result.verdict == "seen"
     one = each_run(lines, "")
     assert "new_0, x: drop 37.5" in one and "base_1, x: drop 0.0" in one
