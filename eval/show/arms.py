@@ -300,8 +300,7 @@ def runs_of(
 ) -> list[list[list[Line]]]:
     """Return the lines of `cells`, by arm and by seed, for the seeds that all arms have whole.
 
-    Raises UserError unless a cell's lines all ask the same, and a seed's runs start alike and are
-    evaluated in one precision.
+    Raises UserError unless a cell's lines all ask the same, and a seed's runs start alike.
     """
     found: dict[Key, Line] = {}
     for line in lines:
@@ -321,14 +320,16 @@ def runs_of(
         runs = [found[arm, seed, *cell] for arm in arms for cell in cells]
         if len({line.get("start_sha") for line in runs}) > 1:
             raise UserError(f"seed {seed} has runs of different start models")
-        if len({x["decode"]["dtype"] for x in runs if "dtype" in x["decode"]}) > 1:
-            raise UserError(f"seed {seed} has runs that were evaluated with different --dtype")
     for cell in cells:
-        first = dict[str, Any]()  # of each key; lines of older versions lack some
+        # Lines of older versions lack some keys. The precision follows from the processor, on which
+        # also the start model was made: seeds of another start model may have another one.
+        first, precision = dict[str, Any](), dict[Any, str]()
         for line in (found[arm, seed, *cell] for arm in arms for seed in seeds):
             now = {**line["decode"], **{name: line[name] for name in ASKED}}
-            now.pop("dtype", None)  # follows from the processor, on which a seed's runs are paired
-            if changed := differences({k: first.setdefault(k, v) for k, v in now.items()}, now):
+            then = {k: first.setdefault(k, v) for k, v in now.items() if k != "dtype"}
+            if "dtype" in now:
+                then["dtype"] = precision.setdefault(line.get("start_sha"), now["dtype"])
+            if changed := differences(then, now):
                 raise UserError(
                     f"{cell}: evaluated differently: {'; '.join(changed)}. Run eval.sweep with the "
                     "same options for all, or name one evaluation with --settings."

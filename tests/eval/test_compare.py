@@ -426,7 +426,7 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
         ({"n": 16}, "evaluated differently: n"),
         ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
         ({"start_sha": "other"}, "seed 4 has runs of different start models"),
-        ({"decode": {"dtype": "float32"}}, "seed 4 has runs that were evaluated with different"),
+        ({"decode": {"dtype": "float32"}}, "evaluated differently: dtype"),
         ({"seed": 3}, "two runs of arm new have recipe.seed=3"),
     ],
 )
@@ -452,6 +452,8 @@ def test_seeds_may_have_other_start_models_and_precisions_each() -> None:
         if x["seed"] == 4:
             x |= {"start_sha": "two", "decode": {"dtype": "float32"}}
     assert compare_arms(lines, CONTRAST).seeds == compare_arms(two_arms(), CONTRAST).seeds
+    with pytest.raises(UserError, match="evaluated differently: dtype"):
+        compare_arms([x | {"start_sha": "one"} for x in lines], CONTRAST)
 
 
 def test_one_seed_and_too_few_samples_are_rejected() -> None:
@@ -535,7 +537,7 @@ def test_arms_asked_with_other_prompts_are_rejected(
     assert main(arms) == 0
     for key, value, message in (
         ("system_prompt", "Think.", "system_prompt: None -> 'Think.'"),
-        ("dtype", "float32", "seed 1 has runs that were evaluated with different --dtype"),
+        ("dtype", "float32", "dtype: "),
     ):
         with changing(runs["cw"][1] / "eval" / "s" / "step_40" / "scores.json") as record:
             record["settings"][key] = value
