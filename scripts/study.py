@@ -57,9 +57,7 @@ class Study:
         if self.work.is_relative_to(ROOT):
             raise UsageError(f"--work {work}: inside the checkout. Name a folder outside.")
         if not (commit := self.protocol.code):
-            raise UsageError(
-                f"{path}: code=null. See its rule for what comes first, then enter a commit."
-            )
+            raise UsageError(f"{path}: code=null. Do what its rule says, then enter a commit.")
         if call(["git", "status", "--porcelain", "--", str(self.path)], ROOT):
             raise UserError(f"{path}: has changes. Commit the protocol before its first run.")
         self.code = self.work / f"code-{commit[:12]}"
@@ -80,17 +78,21 @@ class Study:
         call(command, self.code, PYTHONPATH=str(self.code), RECIPE_PYTHON=sys.executable)
 
     def block(self, seed: int) -> None:
-        """Run all arms of a seed."""
-        here = {"block": seed, "start_sha": sha256(self.start_model()), "cpu": cpu()}
+        """Run the arms of a seed that lack a line."""
         lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
-        if any(line[name] != here[name] for line in lines for name in here):
-            raise UserError(
-                f"seed {seed}: begun with another start model or processor. Continue its block "
-                "there, or remove its lines."
-            )
-        for arm in self.protocol.block(seed):
+        have = {key(line) for line in lines}
+        lacking = {arm: self.protocol.keys(arm, seed) - have for arm in self.protocol.block(seed)}
+        here = {"block": seed, "cpu": cpu()}
+        if any(lacking.values()):  # a whole block may be another machine's
+            here["start_sha"] = sha256(self.start_model())
+            if any(line[name] != here[name] for line in lines for name in here):
+                raise UserError(
+                    f"seed {seed}: begun with another start model or processor. Continue its block "
+                    "there, or remove its lines."
+                )
+        for arm, missing in lacking.items():
             folder = self.work / self.protocol.claim / f"{arm}_{seed}"
-            if missing := self.protocol.keys(arm, seed) - {key(line) for line in lines}:
+            if missing:
                 self.run(arm, seed, folder)
                 made = [x for x in self.lines(arm, folder, here) if key(x) in missing]
                 if lost := missing - {key(line) for line in made}:
