@@ -2,6 +2,7 @@
 # Submit a job, with the site's settings of scripts/cluster.env.
 #
 #   bash scripts/submit.sh [--help] [--dry-run] [sbatch options] train EXAMPLE [hydra overrides]
+#   ... train METHOD --model NAME --data NAME [hydra overrides]
 #   bash scripts/submit.sh [--dry-run] [sbatch options] sweep RUN_FOLDER [options of eval.sweep]
 #   ... rephrase QUESTIONS.parquet OUT.parquet [options of prompt_aug.rephrase]
 #   ... doctor [EXAMPLE] [hydra overrides]
