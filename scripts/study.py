@@ -2,10 +2,11 @@
 
     python scripts/study.py examples/smollm2/study/CW_GRPO.yaml --work ~/study
 
-A block is a seed with all its arms, from one start model, on one machine. All commands run in a git
-worktree of the protocol's commit `code`, in WORK. PROTOCOL.jsonl gets a line for each run, step and
-question set when the run is evaluated; its checkpoints are then deleted. After a kill, the same
-command resumes. SVAMP and PARAMAWPS name clones (absolute paths), as for scripts/smollm2.sh.
+A block is a seed with all its arms, from one start model, on one machine; the arms that decide run
+first, for all seeds. All commands run in a git worktree of the protocol's commit `code`, in WORK.
+When a run is evaluated, PROTOCOL.jsonl gets a line for each step and question set, and its
+checkpoints are deleted. After a kill, the same command resumes. SVAMP and PARAMAWPS name clones
+(absolute paths), as for scripts/smollm2.sh.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +79,18 @@ class Study:
         print(f"== {' '.join(command)}", flush=True)
         call(command, self.code, PYTHONPATH=str(self.code), RECIPE_PYTHON=sys.executable)
 
-    def block(self, seed: int) -> None:
-        """Run the arms of a seed that lack a line."""
+    def block(self, seed: int, arms: Iterable[str]) -> None:
+        """Run those `arms` of a seed that lack a line."""
         lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
         have = {key(line) for line in lines}
-        lacking = {arm: self.protocol.keys(arm, seed) - have for arm in self.protocol.block(seed)}
+        lacking = {arm: self.protocol.keys(arm, seed) - have for arm in arms}
         here = {"block": seed, "cpu": cpu()}
         if any(lacking.values()):  # a whole block may be another machine's
             here["start_sha"] = sha256(self.start_model())
             if any(line[name] != here[name] for line in lines for name in here):
                 raise UserError(
-                    f"seed {seed}: begun with another start model or processor. Continue its block "
-                    "there, or remove its lines."
+                    f"seed {seed}: begun with another start model or processor. Continue there, or "
+                    "remove its lines."
                 )
         for arm, missing in lacking.items():
             folder = self.work / self.protocol.claim / f"{arm}_{seed}"
@@ -129,13 +131,10 @@ class Study:
     def lines(self, arm: str, folder: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the lines of a run, with what is needed to judge and to repeat it."""
         config, made = read_config(folder), []
-        data = b"".join(
-            (self.code / x).read_bytes() for x in as_list(select(config, "data.train_files"))
-        )
-        about = {
-            **here,
-            "protocol_sha": self.sha,
-            "commit": self.protocol.code,
+        files = as_list(select(config, "data.train_files"))
+        data = b"".join((self.code / x).read_bytes() for x in files)
+        about = {**here, "protocol_sha": self.sha, "commit": self.protocol.code}
+        about |= {
             "lock_sha": sha256(self.code / "requirements/cpu.txt"),
             "dtype": select(config, "actor_rollout_ref.rollout.dtype"),
             "data_sha": hashlib.sha256(data).hexdigest(),
@@ -176,11 +175,13 @@ def study(given: argparse.Namespace) -> None:
             "step twice as long, and the start model another one. To run anyway: --any-processor."
         )
     runs = Study(given.protocol, given.work)
-    seeds = sorted({seed for arm in runs.protocol.arms.values() for seed in arm.seeds})
+    primary, arms = runs.protocol.primary, runs.protocol.arms
+    seeds = sorted({seed for arm in arms.values() for seed in arm.seeds})
     if given.index is not None and not 0 <= given.index < len(seeds):
         raise UsageError(f"--index {given.index}: the blocks are 0 to {len(seeds) - 1}")
-    for seed in seeds if given.index is None else [seeds[given.index]]:
-        runs.block(seed)
+    asked = seeds if given.index is None else [seeds[given.index]]
+    for names, seed in product((primary.arms if primary else (), arms), asked):
+        runs.block(seed, [arm for arm in runs.protocol.block(seed) if arm in names])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -301,22 +301,32 @@ def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
 ) -> None:
     """Looking at a part of the runs, and stopping when it pleases, would be another rule."""
     contrast = {"arm": "cw", "baseline": "grpo", "set": "x", "step": 20}
-    arms = {name: {"seeds": [3, 4], "settings": [f"method={name}"]} for name in ("grpo", "cw")}
+    names = ("other", "grpo", "cw")
+    arms = {name: {"seeds": [3, 4], "settings": [f"method={name}"]} for name in names}
     changes = {
         "arms": arms,
         "primary": contrast | {"expected": 9},
-        "exploratory": [contrast | {"set": "greedy"}],
+        "exploratory": [contrast | {"set": "greedy"}, contrast | {"arm": "other"}],
     }
+
+    def printed() -> str:
+        capsys.readouterr()
+        assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
+        return capsys.readouterr().out
+
     assert start("--index", "0", **changes) == 0
-    capsys.readouterr()
-    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
-    printed = capsys.readouterr().out
-    assert "grpo_4" in printed and "grpo_3" not in printed and "here" not in printed
-    assert start("--index", "1", **changes) == 0
-    capsys.readouterr()
-    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 0
-    printed = capsys.readouterr().out
-    assert "2 seeds x 3 questions" in printed and printed.count(" here") == 1
+    text = printed()
+    assert "grpo_4" in text and "grpo_3" not in text
+    assert "here" not in text and "seeds x" not in text
+    before, machine.die_at = len(machine.calls), len(machine.calls) + 9
+    assert start(**changes) == 130  # the arms that decide came first
+    methods = [x for call in machine.calls[before:] for x in call if x.startswith("method=")]
+    assert methods == ["method=grpo", "method=cw"]
+    text = printed()
+    assert text.count("2 seeds x 3 questions") == 2 and text.count(" here") == 1
+    assert "other_4" in text and "cw_4" not in text
+    assert start(**changes) == 0
+    assert printed().count("2 seeds x 3 questions") == 3
     assert start(**changes, question="Another?") == 1 and "was changed" in capsys.readouterr().err
 
 

@@ -64,6 +64,10 @@ class Contrast(typed.Record):
         return self
 
     @property
+    def arms(self) -> frozenset[str]:
+        return frozenset((self.arm, self.baseline))
+
+    @property
     def cells(self) -> list[Cell]:
         """The sets and steps of a run that it needs."""
         if isinstance(self.drop, int):
@@ -103,6 +107,10 @@ class Gate(typed.Record):
     arm: typed.Text
     step: typed.Count
     sets: typed.Several[typed.Text]
+
+    @property
+    def arms(self) -> frozenset[str]:
+        return frozenset((self.arm,))
 
     @property
     def needs(self) -> dict[Cell, int]:
@@ -157,11 +165,9 @@ class Protocol(typed.Record):
                 if cell in asked:
                     raise ValueError(f"evaluations: two of {cell}. Give its set another name.")
                 asked[cell] = int(samples) if samples.isdecimal() else MOST_SAMPLES
-        compared: list[tuple[Contrast | Gate, set[str]]] = [(g, {g.arm}) for g in self.gates]
-        for c in (*filter(None, [self.primary]), *self.exploratory):
-            compared.append((c, {c.arm, c.baseline}))
-        for one, arms in compared:
-            needs = one.needs
+        compared: list[Contrast | Gate] = [*self.exploratory, *self.gates]
+        for one in (*filter(None, [self.primary]), *compared):
+            arms, needs = one.arms, one.needs
             if lost := [*(arms - self.arms.keys()), *(needs.keys() - asked.keys())]:
                 raise ValueError(f"{one}: nothing is named {lost[0]}. Name what is run and asked.")
             if len(set.intersection(*({*self.arms[arm].seeds} for arm in arms))) < 2:
@@ -186,11 +192,13 @@ class Protocol(typed.Record):
         first = arm == self.block(seed)[0]
         return {(arm, seed, x, step) for step, sweep in steps if step or first for x in sweep.sets}
 
-    def lacking(self, lines: Iterable[Line]) -> list[str]:
-        """Return the runs that lack a line, as ARM_SEED."""
-        have = {key(line) for line in lines}
-        runs = [(name, seed) for name, arm in self.arms.items() for seed in arm.seeds]
-        return [f"{name}_{seed}" for name, seed in runs if self.keys(name, seed) - have]
+    def lacking(self, lines: Iterable[Line]) -> dict[str, list[str]]:
+        """Return the runs that lack a line, as ARM_SEED, by arm."""
+        have, lacking = {key(line) for line in lines}, dict[str, list[str]]()
+        for name, arm in self.arms.items():
+            if runs := [f"{name}_{x}" for x in arm.seeds if self.keys(name, x) - have]:
+                lacking[name] = runs
+        return lacking
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -243,7 +243,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _compare_protocols(paths: Sequence[Path]) -> None:
-    """Print the contrasts of protocols that have all their runs: no verdict on a part of them.
+    """Print the contrasts whose arms have all their runs: no verdict on a part of them.
 
     A pilot or search, which has no primary contrast, shows the runs that it has.
     """
@@ -252,13 +252,15 @@ def _compare_protocols(paths: Sequence[Path]) -> None:
         if not protocol.primary:
             texts.append(arms.each_run(lines, f"{protocol.claim}, each run"))
         if lacking := protocol.lacking(lines):
-            print(f"note: {protocol.claim}: not complete, runs without lines: {lacking}")
-            continue
-        if protocol.primary:
+            runs = [run for of in lacking.values() for run in of]
+            print(f"note: {protocol.claim}: not complete, runs without lines: {runs}")
+        if protocol.primary and not protocol.primary.arms & lacking.keys():
             primary.append(arms.compare_arms(lines, protocol.primary))
-        if others := [arms.compare_arms(lines, contrast) for contrast in protocol.exploratory]:
+        whole = [c for c in protocol.exploratory if not c.arms & lacking.keys()]
+        if others := [arms.compare_arms(lines, contrast) for contrast in whole]:
             texts.append(arms.described(others, f"{protocol.claim}, exploratory"))
-        texts += [arms.gate_text(lines, gate) for gate in protocol.gates]
+        gates = [gate for gate in protocol.gates if not gate.arms & lacking.keys()]
+        texts += [arms.gate_text(lines, gate) for gate in gates]
     if primary:
         texts.insert(0, arms.described(primary, "Primary contrasts"))
     print(*texts, sep="\n")
