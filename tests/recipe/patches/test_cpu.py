@@ -134,7 +134,11 @@ cls.forward_cpu(plain, torch.zeros(1, 300), {0: mine}, None, None)
 torch.empty(300).exponential_(generator=wanted)
 drawn = {"an entry each": torch.equal(mine.get_state(), wanted.get_state())}
 
-register()
+register()  # without VERL_PLATFORM=cpu: the sampler alone
+unchanged = loaded()
+cls.forward_cpu(plain, torch.zeros(1, 5000), {0: mine.manual_seed(0)}, None, None)
+torch.rand((), generator=wanted.manual_seed(0))
+drawn["one for all entries"] = torch.equal(mine.get_state(), wanted.get_state())
 logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(4)
 for mode in ("raw_logprobs", "processed_logprobs", "processed_logits"):
     sampler = SimpleNamespace(logprobs_mode=mode, use_fp64_gumbel=False)
@@ -174,7 +178,8 @@ replica = {
     "methods": "generate_group" in made.method_meta.methods,
     "free": not {"generate_group"} & set(dir(vLLMHttpServer)),
 }
-seen = {"bare": bare, "kept": kept, "replica": replica, "sizes": sizes, "drawn": drawn}
+seen = {"bare": bare, "same": unchanged == bare, "kept": kept}
+seen |= {"replica": replica, "sizes": sizes, "drawn": drawn}
 print(json.dumps(seen))
 """
 
@@ -229,6 +234,7 @@ def test_vllm_still_discards_linear_weights(vllm: dict[str, Any]) -> None:
     bare, kept = vllm["bare"], vllm["kept"]
     assert bare["cpu"] and kept["cpu"]
     assert bare["elements"] == 0 and not bare["loader kept"], CLOSED
+    assert vllm["same"]  # without VERL_PLATFORM=cpu
     assert kept == {"cpu": True, "elements": 64 * 32, "loader kept": True, "updated": True}
 
 
@@ -301,8 +307,9 @@ def test_a_token_of_probability_0_is_never_drawn() -> None:
 
 @ON_CPU
 @pytest.mark.config
-def test_vllm_still_draws_for_each_entry(vllm: dict[str, Any]) -> None:
+def test_vllm_still_draws_for_each_entry_and_with_the_adapter_once(vllm: dict[str, Any]) -> None:
     assert vllm["drawn"]["an entry each"], "the gap is closed upstream: delete the patch"
+    assert vllm["drawn"]["one for all entries"]
 
 
 @ON_CPU
