@@ -210,12 +210,14 @@ class Compared:
 
     contrast: Contrast
     seeds: list[int]
+    by_seed: list[tuple[float, float]]  # the measure of both arms
     means: tuple[float, float]
     result: Crossed
     sampling: float
     correlation: float
     lead: float  # over the gain at `not_below_k`, or of the baseline's last mean
-    entropy: Interval  # of the gain in entropy at the end of training; NaN: not in the lines
+    entropies: tuple[float, float]  # of both arms at the end of training; NaN: not in the lines
+    entropy: Interval  # of their difference
     one_start: "Compared | None"
 
     @property
@@ -287,18 +289,21 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
         correlation = np.corrcoef(a.mean(axis=1), b.mean(axis=1))[0, 1]
     none = {"entropy": [None]}
     train = [[run[-1].get("train", none)["entropy"][-1] for run in arm] for arm in table]
+    ends = np.array(train, dtype=np.float64)
     starts = Counter(run[0].get("start_sha") for run in table[0])
     ((most, times),) = starts.most_common(1)
     same = [line for line in lines if line.get("start_sha") == most]
     return Compared(
         contrast=contrast,
         seeds=[run[0]["seed"] for run in table[0]],
+        by_seed=list(zip(a.mean(axis=1).tolist(), b.mean(axis=1).tolist(), strict=True)),
         means=(float(a.mean()), float(b.mean())),
         result=crossed(gains[0]),
         sampling=float(variances[0].sum(axis=0).mean()),
         correlation=float(correlation),
         lead=float(np.mean(gains[1] if steps else gains[0] - gains[1])),
-        entropy=t_interval(np.subtract(*np.array(train, dtype=np.float64))),
+        entropies=(float(ends[0].mean()), float(ends[1].mean())),
+        entropy=t_interval(ends[0] - ends[1]),
         one_start=compare_arms(same, contrast) if 1 < times < starts.total() else None,
     )
 
@@ -359,10 +364,12 @@ def described(compared: Sequence[Compared], title: str) -> str:
         sizes = sorted({seeds, 5, 10, 20})
         power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in sizes)
         verdict = "" if c.contrast.expected is None else f": {c.verdict} here"
+        runs = ", ".join(f"{100 * one:.1f} - {100 * other:.1f}" for one, other in c.by_seed)
         texts.append(f"""{c.contrast}
   {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}
   p = {r.p_value:.3g} (Holm: {p:.3g}){verdict}
   {seeds} seeds x {questions} questions; seeds: {typed.shown(c.seeds)}
+  by seed: {runs}
   sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {alone})
   correlation of the arms by seed: {c.correlation:.2f}
   points that 80 % of studies would see, by seeds: {power}""")
@@ -371,8 +378,9 @@ def described(compared: Sequence[Compared], title: str) -> str:
         elif isinstance(c.contrast.drop, int):
             texts.append(f"  last mean of {c.contrast.baseline} less: {100 * c.lead:+.1f}")
         if np.isfinite(c.entropy[0]):
-            low, high = c.entropy
-            texts.append(f"  entropy of the last ten steps: interval [{low:+.3f}, {high:+.3f}]")
+            (one, other), (low, high) = c.entropies, c.entropy
+            gain = f"{one:.3f} - {other:.3f}, interval [{low:+.3f}, {high:+.3f}]"
+            texts.append(f"  entropy of the last ten steps: {gain}")
         if c.one_start:
             texts.append(indent(described([c.one_start], "of one start model alone:"), "  "))
     return "\n".join(texts)

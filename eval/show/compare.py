@@ -245,12 +245,12 @@ def _compare(options: argparse.Namespace) -> None:
 def _compare_protocols(paths: Sequence[Path]) -> None:
     """Print the contrasts whose arms have all their runs: no verdict on a part of them.
 
-    A pilot or search, which has no primary contrast, shows the runs that it has.
+    A pilot or search, which has no primary contrast, shows the runs that it has; others step 0.
     """
     primary, texts = [], []
     for protocol, lines in map(arms.read_protocol, paths):
-        if not protocol.primary:
-            texts.append(arms.each_run(lines, f"{protocol.claim}, each run"))
+        if each := [line for line in lines if not (protocol.primary and line["step"])]:
+            texts.append(arms.each_run(each, f"{protocol.claim}, each run"))
         if lacking := protocol.lacking(lines):
             runs = [run for of in lacking.values() for run in of]
             print(f"note: {protocol.claim}: not complete, runs without lines: {runs}")

@@ -342,6 +342,7 @@ def test_a_contrast_is_paired_by_seed_and_question() -> None:
         [*lines, line("a", 7, [8, 8])], CONTRAST.model_copy(update={"arm": "a", "baseline": "b"})
     )
     assert result.result.mean == pytest.approx(3.5 / 8) and result.seeds == [0, 1]  # not 7
+    assert result.by_seed == [(1.5 / 8, 0), (5.5 / 8, 0)]
     assert result.result.parts == pytest.approx(np.array((6, 2.5, 4)) / 64)
     assert np.isnan(result.correlation) and np.isnan(result.entropy).all()
     # p (1 - p) / 7 of 1, 2, 3 and 8 of 8.
@@ -412,6 +413,7 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     one = each_run(lines, "")
     assert "new_0, x: drop 37.5" in one and "base_1, x: drop 0.0" in one
     # At the last step 1 - 4 and 2 - 8: -4.5 +- t(0.975, 1) x 1.5.
+    assert result.entropies == (1.5, 6)
     assert result.entropy == pytest.approx((-4.5 - 12.706 * 1.5, -4.5 + 12.706 * 1.5), abs=1e-3)
     low = [x | {"right": [0] * 20} if x["arm"] == "base" else x for x in lines]
     result = compare_arms(low, contrast)  # no drop, because it never rose
