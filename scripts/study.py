@@ -4,9 +4,8 @@
 
 A block is a seed with all its arms, from one start model, on one machine; the arms that decide run
 first, for all seeds. All commands run in a git worktree of the protocol's commit `code`, in WORK.
-When a run is evaluated, PROTOCOL.jsonl gets a line for each step and question set, and its
-checkpoints are deleted. After a kill, the same command resumes. SVAMP and PARAMAWPS name clones
-(absolute paths), as for scripts/smollm2.sh.
+PROTOCOL.jsonl gets a line for each step and question set of a run; then its checkpoints are
+deleted. After a kill, the same command resumes. SVAMP, PARAMAWPS: absolute, see smollm2.sh.
 """
 
 import argparse
@@ -15,7 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,47 +62,45 @@ class Study:
             raise UsageError(f"{path}: code=null. Do what its rule says, then enter a commit.")
         if call(["git", "status", "--porcelain", "--", str(self.path)], ROOT):
             raise UserError(f"{path}: has changes. Commit the protocol before its first run.")
-        self.code = self.work / f"code-{commit[:12]}"
+        self.code, part = self.work / f"code-{commit[:12]}", self.work / "code.part"
         with self.alone():
-            if not self.code.exists():  # --force: git may still know a deleted one
-                call(["git", "worktree", "add", "-f", "--detach", str(self.code), commit], ROOT)
+            if not self.code.exists():  # -f -f: of a killed start, git may know it, locked
+                shutil.rmtree(part, ignore_errors=True)
+                call(["git", "worktree", "add", "-f", "-f", "--detach", str(part), commit], ROOT)
+                call(["git", "worktree", "move", "-f", str(part), str(self.code)], ROOT)
         head = call(["git", "rev-parse", "HEAD"], self.code)
         if not head.startswith(commit) or call(["git", "status", "--porcelain"], self.code):
             raise UserError(f"{self.code}: is not commit {commit}, unchanged. Delete the folder.")
 
-    def alone(self) -> FileLock:
-        """The lock of what array jobs share in WORK."""
+    def alone(self, part: str = "study") -> FileLock:
+        """The lock of what array jobs share in WORK, or of a run."""
         self.work.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.work / "study.lock")
+        return FileLock(self.work / f"{part}.lock")
 
     def do(self, *command: str) -> None:
         print(f"== {' '.join(command)}", flush=True)
         call(command, self.code, PYTHONPATH=str(self.code), RECIPE_PYTHON=sys.executable)
 
-    def block(self, seed: int, arms: Iterable[str]) -> None:
-        """Run those `arms` of a seed that lack a line."""
+    def one(self, arm: str, seed: int) -> None:
+        """Run an arm of a seed unless it has its lines."""
+        folder = self.work / self.protocol.claim / f"{arm}_{seed}"
         lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
-        have = {key(line) for line in lines}
-        lacking = {arm: self.protocol.keys(arm, seed) - have for arm in arms}
-        here = {"block": seed, "cpu": cpu()}
-        if any(lacking.values()):  # a whole block may be another machine's
-            here["start_sha"] = sha256(self.start_model())
+        asked = self.protocol.keys(arm, seed)
+        if missing := asked - {key(line) for line in lines}:  # a whole one may be another machine's
+            here = {"block": seed, "cpu": cpu(), "start_sha": sha256(self.start_model())}
             if any(line[name] != here[name] for line in lines for name in here):
-                raise UserError(
-                    f"seed {seed}: begun with another start model or processor. Continue there, or "
-                    "remove its lines."
-                )
-        for arm, missing in lacking.items():
-            folder = self.work / self.protocol.claim / f"{arm}_{seed}"
-            if missing:
-                self.run(arm, seed, folder)
-                made = [x for x in self.lines(arm, folder, here) if key(x) in missing]
-                if lost := missing - {key(line) for line in made}:
-                    raise UserError(f"{folder}: not evaluated: {sorted(lost)}")
-                with self.alone():
-                    append_lines(self.path.with_suffix(".jsonl"), made, sync=True)
-            for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
-                shutil.rmtree(weights, ignore_errors=True)
+                begun = f"seed {seed}: begun with another start model or processor"
+                raise UserError(f"{begun}. Continue there, or remove its lines.")
+            if missing != asked and not RunFolder(folder).checkpoints.exists():
+                raise UserError(f"{arm}_{seed}: lacks lines. To repeat it, remove all that it has.")
+            self.run(arm, seed, folder)
+            made = [line for line in self.lines(arm, folder, here) if key(line) in missing]
+            if odd := missing ^ {x for x, n in Counter(map(key, made)).items() if n == 1}:
+                raise UserError(f"{folder}/eval: not evaluated once: {sorted(odd)}. Delete it.")
+            with self.alone():
+                append_lines(self.path.with_suffix(".jsonl"), made, sync=True)
+        for weights in (RunFolder(folder).checkpoints, RunFolder(folder).exports):
+            shutil.rmtree(weights, ignore_errors=True)
 
     def start_model(self) -> Path:
         """Return the weights that all runs begin with; those of smollm2 are made first."""
@@ -133,8 +131,8 @@ class Study:
         config, made = read_config(folder), []
         files = as_list(select(config, "data.train_files"))
         data = b"".join((self.code / x).read_bytes() for x in files)
-        about = {**here, "protocol_sha": self.sha, "commit": self.protocol.code}
-        about |= {
+        about = {
+            **{**here, "protocol_sha": self.sha, "commit": self.protocol.code},
             "lock_sha": sha256(self.code / "requirements/cpu.txt"),
             "dtype": select(config, "actor_rollout_ref.rollout.dtype"),
             "data_sha": hashlib.sha256(data).hexdigest(),
@@ -181,7 +179,9 @@ def study(given: argparse.Namespace) -> None:
         raise UsageError(f"--index {given.index}: the blocks are 0 to {len(seeds) - 1}")
     asked = seeds if given.index is None else [seeds[given.index]]
     for names, seed in product((primary.arms if primary else (), arms), asked):
-        runs.block(seed, [arm for arm in runs.protocol.block(seed) if arm in names])
+        for arm in (arm for arm in runs.protocol.block(seed) if arm in names):
+            with runs.alone(f"{runs.protocol.claim}-{arm}_{seed}"):  # else two tasks train the same
+                runs.one(arm, seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +190,9 @@ class Machine:
         return ""
 
     def git(self, command: list[str], folder: Path) -> str:
-        if command[1] == "worktree":
+        if command[1:3] == ["worktree", "move"]:
+            Path(command[-2]).rename(command[-1])
+        elif command[1] == "worktree":
             code = Path(command[-2])
             (code / "requirements").mkdir(parents=True)
             (code / "requirements/cpu.txt").write_text("scipy")
@@ -258,7 +262,7 @@ def test_blocks_of_all_arms_leave_a_line_of_each_result(
     first, other = ["recipe.train", "recipe.export"] + ["eval.sweep"] * 3, ["recipe.train"]
     other += ["recipe.export"] + ["eval.sweep"] * 2  # step 0 once in a block
     begin = ["scripts/smollm2.sh"]
-    assert done == [*begin, *first, *begin, *first, *other]
+    assert done == [*begin, *first, *begin, *first, *begin, *other]
     lines = read_lines(tmp_path / "TEST.jsonl")
     assert sorted((x["seed"], x["arm"], x["step"], x["set"], x["n"]) for x in lines) == [
         *((3, "grpo", 0, "x", 4), (3, "grpo", 20, "greedy", 1), (3, "grpo", 20, "x", 2)),
@@ -292,8 +296,67 @@ def test_a_study_killed_at_any_command_resumes(
         assert read_lines(tmp_path / "TEST.jsonl") == whole
     torn = (tmp_path / "TEST.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "TEST.jsonl").write_text("".join([*torn[:-1], torn[-1][:40]]))
+    # The run is gone: what it lacks would come from another training than what it has.
+    assert start() == 1
+    RunFolder(tmp_path / "work" / "TEST" / "cw_4").checkpoints.mkdir()  # killed while it wrote
     assert start() == 0
     assert read_lines(tmp_path / "TEST.jsonl") == whole
+
+
+def test_a_worktree_of_a_killed_start_is_made_again(
+    machine: Machine, start: Callable[..., int], tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "code.part" / "requirements").mkdir(parents=True)
+    assert start() == 0
+
+
+def test_two_tasks_do_not_train_the_same_run(
+    machine: Machine, start: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits, then sees the lines of the first."""
+    assert start() == 0
+    whole, train = read_lines(tmp_path / "TEST.jsonl"), machine.train
+    (tmp_path / "TEST.jsonl").unlink()
+
+    def train_beside(settings: list[str]) -> None:
+        monkeypatch.setattr(machine, "train", train)
+        others.append(pool.submit(start, "--index", "1"))  # seed 4
+        assert wait(others, timeout=0.5).not_done
+        train(settings)
+
+    others = list[Future[int]]()
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(machine, "train", train_beside)
+        assert start("--index", "1") == 0
+        assert others[0].result() == 0
+    assert read_lines(tmp_path / "TEST.jsonl") == whole[3:]
+
+
+def test_a_run_evaluated_twice_leaves_no_lines(
+    machine: Machine, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a change of the protocol before its first line."""
+    old = tmp_path / "work" / "TEST" / "grpo_3" / "eval" / "old"
+    write_checkpoint(old, 20, {"greedy": [[1]] * 3})
+    assert start() == 1 and "not evaluated once: [('grpo', 3, 'greedy'" in capsys.readouterr().err
+    assert not (tmp_path / "TEST.jsonl").exists()
+    shutil.rmtree(old)
+    assert start() == 0
+
+
+def test_lines_that_the_protocol_does_not_name_are_refused(
+    machine: Machine, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start() == 0
+    path = tmp_path / "TEST.jsonl"
+    lines = read_lines(path)
+    for more, named in ((lines[-1], "'cw', 4"), (lines[-1] | {"seed": 5}, "'cw', 5")):
+        write_lines(path, [*lines, more])
+        assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 1
+        assert named in capsys.readouterr().err
+    write_lines(path, [*lines[:-1], lines[-1] | {"right": [1, 1, 99]}])
+    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 1
+    assert "right" in capsys.readouterr().err
 
 
 def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
@@ -318,7 +381,7 @@ def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
     text = printed()
     assert "grpo_4" in text and "grpo_3" not in text
     assert "here" not in text and "seeds x" not in text
-    before, machine.die_at = len(machine.calls), len(machine.calls) + 9
+    before, machine.die_at = len(machine.calls), len(machine.calls) + 10
     assert start(**changes) == 130  # the arms that decide came first
     methods = [x for call in machine.calls[before:] for x in call if x.startswith("method=")]
     assert methods == ["method=grpo", "method=cw"]
@@ -401,6 +464,15 @@ def test_committed_protocols_are_whole(path: Path) -> None:
         ("primary", {"set": "asdiv_a", "step": 0}, "first arm"),
         ("arms", {"cw": {"seeds": [10, 30]}}, "two seeds"),
         ("gates", [{"arm": "cw", "step": 40, "sets": ["asdiv_a", "nucleus", "greedy"]}], "Take 16"),
+        ("gates", [{"arm": "cw", "step": 40, "sets": ["asdiv_a"]}], "at least 2"),
+        ("primary", {"baseline": "cw"}, "itself"),
+        ("primary", {"drop": 10, "not_below_k": 1}, "not_below_k"),
+        ("evaluations", [{"steps": [40], "benchmarks": ["nucleus=x"]}], "SET=PATH:SAMPLES"),
+        (
+            "evaluations",
+            [{"steps": [40], "benchmarks": ["nucleus=x:8"], "temperature": 0}],
+            "has 1 samples",
+        ),
         ("evaluations", [{"steps": [40], "benchmarks": ["asdiv_a=x:8", "asdiv_a=x:1"]}], "two of"),
     ],
 )

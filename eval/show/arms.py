@@ -7,14 +7,14 @@ A line is a run, a step and a question set, with the number of right samples of 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from eval.ask.settings import differences
 from eval.scores.metrics import Crossed, at_k, crossed, holm, no_signal, t_interval
@@ -24,13 +24,14 @@ from prompt_aug.base.errors import UserError
 from prompt_aug.base.estimates import FloatArray, Interval
 from prompt_aug.base.files import sha256
 from prompt_aug.prompts import FORM
-from recipe.config.evaluation import MOST_SAMPLES, SAMPLING
+from recipe.config.evaluation import SAMPLING
 from recipe.run.folder import read_config, select
 
 Line = Mapping[str, Any]
 Key = tuple[str, int, str, int]  # arm, seed, set, step
 Cell = tuple[str, int]  # set, step
 ASKED = ("set_sha", "grader", "n")  # with `decode` the same in all lines of a contrast
+ALIKE = ("start_sha", "cpu", "dtype", "commit", "lock_sha")  # the same in all runs of a seed
 DECODE = (
     *(*SAMPLING, "max_tokens", "template", "extraction", "tolerance", "verifiers"),
     *(*FORM, "template_sha256", "system_prompt", "stop", "dtype", "max_model_len"),
@@ -58,9 +59,14 @@ class Contrast(typed.Record):
     not_below_k: typed.Positive | None = None
 
     @model_validator(mode="after")
-    def has_three_evaluations(self) -> "Contrast":
-        if isinstance(self.drop, int) and (self.step % self.drop or self.step < 3 * self.drop):
-            raise ValueError("step: take a multiple of drop, at least three times it")
+    def is_a_difference(self) -> "Contrast":
+        if self.arm == self.baseline:
+            raise ValueError(f"baseline: {self.arm} is compared with itself. Name another arm.")
+        if isinstance(self.drop, int):
+            if self.step % self.drop or self.step < 3 * self.drop:
+                raise ValueError("step: take a multiple of drop, at least three times it")
+            if self.not_below_k:
+                raise ValueError("not_below_k: not of a drop over steps. Leave it out.")
         return self
 
     @property
@@ -84,12 +90,11 @@ class Contrast(typed.Record):
 
         Without `best` a drop over steps is from 0: minus the last mean.
         """
-        if len({len(line["right"]) for line in run}) > 1:
-            raise UserError(f"{self}: the sets have different numbers of questions")
         values, variances = np.array([at_k(x["right"], x["n"], k) for x in run]).swapaxes(0, 1)
         weights = np.zeros(len(run))  # of the cells
         if isinstance(self.drop, int):
-            top = sliding_window_view(values.mean(axis=1), 3).mean(axis=1).argmax()
+            means = sliding_window_view(values.mean(axis=1), 3).mean(axis=1)
+            top = means.round(12).argmax()  # of equal ones the first
             weights[top : top + 3] += best / 3
             weights[-3:] -= 1 / 3
         else:
@@ -106,7 +111,7 @@ class Gate(typed.Record):
 
     arm: typed.Text
     step: typed.Count
-    sets: typed.Several[typed.Text]
+    sets: typed.Several[typed.Text] = Field(min_length=2)
 
     @property
     def arms(self) -> frozenset[str]:
@@ -161,10 +166,12 @@ class Protocol(typed.Record):
         asked = dict[Cell, int]()
         for sweep in self.evaluations:
             for step, benchmark in product(sweep.steps, sweep.benchmarks):
-                cell, samples = (benchmark.partition("=")[0], step), benchmark.rpartition(":")[2]
-                if cell in asked:
+                name, _, samples = benchmark.rpartition(":")
+                if "=" not in name or not samples.isdecimal():
+                    raise ValueError(f"evaluations: {benchmark}: is not SET=PATH:SAMPLES")
+                if (cell := (name.partition("=")[0], step)) in asked:
                     raise ValueError(f"evaluations: two of {cell}. Give its set another name.")
-                asked[cell] = int(samples) if samples.isdecimal() else MOST_SAMPLES
+                asked[cell] = int(samples) if sweep.temperature else 1  # a greedy one is the same
         compared: list[Contrast | Gate] = [*self.exploratory, *self.gates]
         for one in (*filter(None, [self.primary]), *compared):
             arms, needs = one.arms, one.needs
@@ -205,7 +212,8 @@ class Protocol(typed.Record):
 class Compared:
     """Result of a contrast. `sampling` is the part of a cell's variance that its samples make.
 
-    If the seeds have several start models, `one_start` is of those from the most frequent one.
+    If the seeds have several start models, `one_starts` are of the most frequent one alone, or of
+    each of those equally frequent; None if a model has one seed, so that nothing can be said.
     """
 
     contrast: Contrast
@@ -218,19 +226,20 @@ class Compared:
     lead: float  # over the gain at `not_below_k`, or of the baseline's last mean
     entropies: tuple[float, float]  # of both arms at the end of training; NaN: not in the lines
     entropy: Interval  # of their difference
-    one_start: "Compared | None"
+    one_starts: "list[Compared] | None"
 
     @property
     def verdict(self) -> str:
-        """The verdict of the rule; of several start models, if `one_start` alone has the same."""
+        """The verdict of the rule; of several start models, if `one_starts` have the same."""
+        if self.one_starts != []:
+            own = replace(self, one_starts=[]).verdict
+            return own if {one.verdict for one in self.one_starts or ()} == {own} else "undecided"
         low, high = 100 * self.result.low, 100 * self.result.high
-        if self.one_start and self.one_start.verdict != replace(self, one_start=None).verdict:
-            return "undecided"
-        falls = 100 * self.means[0] >= (self.contrast.expected or 0)
+        falls = round(100 * self.means[0], 9) >= (self.contrast.expected or 0)  # 4.999... is 5
         if isinstance(self.contrast.drop, int) and not falls:
             return "undecided"
         if low > 0:
-            return "seen" if self.lead >= 0 else "undecided"
+            return "seen" if round(self.lead, 12) >= 0 else "undecided"
         if high < 0:
             return "the opposite"
         return "not seen" if high < (self.contrast.expected or 0) else "undecided"
@@ -241,18 +250,25 @@ def key(line: Line) -> Key:
 
 
 def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
-    """Return a protocol and its lines, which are beside it. Raises UserError if it was changed."""
+    """Return a protocol and its lines, which are beside it. Raises UserError if they don't fit."""
     protocol = typed.read_typed(path, Protocol, UserError)
     lines = read_results(path.with_suffix(".jsonl"))
     if {line.get("protocol_sha") for line in lines} - {sha256(path)}:
         raise UserError(f"{path}: was changed after its first lines. Restore it, or remove them.")
+    keys = [protocol.keys(name, seed) for name, arm in protocol.arms.items() for seed in arm.seeds]
+    if strange := Counter(map(key, lines)) - Counter(chain.from_iterable(keys)):
+        raise UserError(f"{path}: not named in it, or two lines of one: {[*strange]}. Remove them.")
     return protocol, lines
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file; none if it does not exist. Raises FileError for other lines."""
     kinds = {"arm": str, "seed": int, "set": str, "step": int, "n": int, "right": list[int]}
-    return list(typed.typed_lines(path, *kinds, **kinds))
+    lines = list(typed.typed_lines(path, *kinds, **kinds))
+    for line in lines:
+        if not all(0 <= right <= line["n"] for right in line["right"]):
+            raise UserError(f"{path}: {key(line)}: right: a value is not in 0 to n={line['n']}")
+    return lines
 
 
 def lines_of(arm: str, run: Path, scored: Mapping[int, Scored]) -> list[dict[str, Any]]:
@@ -276,7 +292,7 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
     """Pair the runs of two arms by seed. Raises UserError if they cannot be compared."""
     table = runs_of(lines, [contrast.arm, contrast.baseline], contrast.cells)
     ks = (contrast.k, contrast.not_below_k or contrast.k)
-    if (samples := table[0][0][0]["n"]) < max(ks):
+    if (samples := min(line["n"] for line in table[0][0])) < max(ks):
         raise UserError(f"{contrast}: only {samples} samples of each question")
     steps = isinstance(contrast.drop, int)
     measured = [
@@ -291,8 +307,12 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
     train = [[run[-1].get("train", none)["entropy"][-1] for run in arm] for arm in table]
     ends = np.array(train, dtype=np.float64)
     starts = Counter(run[0].get("start_sha") for run in table[0])
-    ((most, times),) = starts.most_common(1)
-    same = [line for line in lines if line.get("start_sha") == most]
+    most = max(starts.values())
+    of_one = [
+        [line for line in lines if line.get("start_sha") == start]
+        for start, times in starts.items()
+        if 1 < times == most < starts.total()
+    ]
     return Compared(
         contrast=contrast,
         seeds=[run[0]["seed"] for run in table[0]],
@@ -304,7 +324,7 @@ def compare_arms(lines: Sequence[Line], contrast: Contrast) -> Compared:
         lead=float(np.mean(gains[1] if steps else gains[0] - gains[1])),
         entropies=(float(ends[0].mean()), float(ends[1].mean())),
         entropy=t_interval(ends[0] - ends[1]),
-        one_start=compare_arms(same, contrast) if 1 < times < starts.total() else None,
+        one_starts=[compare_arms(of, contrast) for of in of_one] if most > 1 else None,
     )
 
 
@@ -329,25 +349,36 @@ def runs_of(
             f"{arms}: {len(seeds)} seeds have all lines of {cells}. An interval over seeds needs "
             "two runs of each arm with the same values of recipe.seed."
         )
-    for seed in seeds:
-        runs = [found[arm, seed, *cell] for arm in arms for cell in cells]
-        if len({line.get("start_sha") for line in runs}) > 1:
-            raise UserError(f"seed {seed} has runs of different start models")
-    for cell in cells:
-        # Lines of older versions lack some keys. The precision follows from the processor, on which
-        # also the start model was made: seeds of another start model may have another one.
-        first, precision = dict[str, Any](), dict[Any, str]()
-        for line in (found[arm, seed, *cell] for arm in arms for seed in seeds):
-            now = {**line["decode"], **{name: line[name] for name in ASKED}}
-            then = {k: first.setdefault(k, v) for k, v in now.items() if k != "dtype"}
-            if "dtype" in now:
-                then["dtype"] = precision.setdefault(line.get("start_sha"), now["dtype"])
-            if changed := differences(then, now):
-                raise UserError(
-                    f"{cell}: evaluated differently: {'; '.join(changed)}. Run eval.sweep with the "
-                    "same options for all, or name one evaluation with --settings."
-                )
-    return [[[found[arm, seed, *cell] for cell in cells] for seed in seeds] for arm in arms]
+    table = [[[found[arm, seed, *cell] for cell in cells] for seed in seeds] for arm in arms]
+    for seed, runs in zip(seeds, zip(*table, strict=True), strict=True):
+        lines = list(chain.from_iterable(runs))
+        if other := [name for name in ALIKE if len({line.get(name) for line in lines}) > 1]:
+            raise UserError(f"seed {seed} has runs with different values of {other}")
+    for place, cell in enumerate(cells):
+        require_same([run[place] for arm in table for run in arm], cell)
+    sizes = {len(line["right"]) for arm in table for run in arm for line in run}
+    if len(sizes) > 1 or min(sizes) < 2:
+        raise UserError(f"{cells}: need at least two questions, as many in all: {sorted(sizes)}")
+    return table
+
+
+def require_same(lines: Iterable[Line], cell: Cell) -> None:
+    """Raise UserError unless the lines of a cell were asked alike.
+
+    Lines of older versions lack some keys. The precision follows from the processor, on which also
+    the start model was made: seeds of another start model may have another one.
+    """
+    first, precision = dict[str, Any](), dict[Any, str]()
+    for line in lines:
+        now = {**line["decode"], **{name: line[name] for name in ASKED}}
+        then = {k: first.setdefault(k, v) for k, v in now.items() if k != "dtype"}
+        if "dtype" in now:
+            then["dtype"] = precision.setdefault(line.get("start_sha"), now["dtype"])
+        if changed := differences(then, now):
+            raise UserError(
+                f"{cell}: evaluated differently: {'; '.join(changed)}. Run eval.sweep with the "
+                "same options for all, or name one evaluation with --settings."
+            )
 
 
 def _points(r: Crossed) -> str:
@@ -365,9 +396,10 @@ def described(compared: Sequence[Compared], title: str) -> str:
         power = ", ".join(f"{n}: {100 * r.detectable(n):.1f}" for n in sizes)
         verdict = "" if c.contrast.expected is None else f": {c.verdict} here"
         runs = ", ".join(f"{100 * one:.1f} - {100 * other:.1f}" for one, other in c.by_seed)
+        among = f" (Holm: {p:.3g})" if len(compared) > 1 else ""
         texts.append(f"""{c.contrast}
   {100 * c.means[0]:.1f} - {100 * c.means[1]:.1f} = {_points(r)}
-  p = {r.p_value:.3g} (Holm: {p:.3g}){verdict}
+  p = {r.p_value:.3g}{among}{verdict}
   {seeds} seeds x {questions} questions; seeds: {typed.shown(c.seeds)}
   by seed: {runs}
   sd in points: seeds {sd[0]}, questions {sd[1]}, rest {sd[2]} (samples alone: {alone})
@@ -380,9 +412,11 @@ def described(compared: Sequence[Compared], title: str) -> str:
         if np.isfinite(c.entropy[0]):
             (one, other), (low, high) = c.entropies, c.entropy
             gain = f"{one:.3f} - {other:.3f}, interval [{low:+.3f}, {high:+.3f}]"
-            texts.append(f"  entropy of the last ten steps: {gain}")
-        if c.one_start:
-            texts.append(indent(described([c.one_start], "of one start model alone:"), "  "))
+            texts.append(f"  entropy at the end: {gain}")
+        if c.one_starts is None:
+            texts.append("  each seed has another start model: no verdict")
+        for same in c.one_starts or ():
+            texts.append(indent(described([same], "of one start model alone:"), "  "))
     return "\n".join(texts)
 
 
@@ -392,7 +426,7 @@ def each_run(lines: Iterable[Line], title: str) -> str:
     The drop is from the best to the last mean of three evaluations in a row.
     """
     texts, runs = [title], dict[str, list[float]]()
-    for line in lines:
+    for line in sorted(lines, key=key):
         run, rate = f"{line['arm']}_{line['seed']}", 100 * np.mean(line["right"]) / line["n"]
         texts.append(f"  {run}, step {line['step']}, {line['set']}: {rate:.1f}")
         runs.setdefault(f"{run}, {line['set']}", []).append(rate)

@@ -17,7 +17,16 @@ from eval.ask.checkpoints import from_manifest
 from eval.scores.metrics import at_k, crossed, holm, no_signal, paired
 from eval.selection import main as select
 from eval.selection import pick_checkpoint
-from eval.show.arms import Contrast, Gate, compare_arms, described, each_run, gate_text, lines_of
+from eval.show.arms import (
+    Compared,
+    Contrast,
+    Gate,
+    compare_arms,
+    described,
+    each_run,
+    gate_text,
+    lines_of,
+)
 from eval.show.compare import compare, main, read_side
 from eval.show.data import collect, scored_steps, summary
 from eval.show.tables import chosen, headline
@@ -365,21 +374,32 @@ def test_verdicts() -> None:
     assert 100 * result.result.high < 90 and result.verdict == "undecided"
 
 
-def test_seeds_of_several_start_models_need_the_verdict_of_the_first_one_alone() -> None:
+def test_seeds_of_several_start_models_need_the_verdict_of_the_most_frequent_alone() -> None:
     known = CONTRAST.model_copy(update={"expected": 20.0})
-    lines = [x | {"start_sha": "two" if x["seed"] == 4 else "one"} for x in two_arms()]
-    both = compare_arms(lines, known)
-    assert both.seeds == [0, 1, 2, 3, 4] and both.verdict == "seen" and both.one_start
-    assert both.one_start.seeds == [0, 1, 2, 3] and both.one_start.one_start is None
+
+    def compared(starts: str, lines: Sequence[dict[str, Any]] | None = None) -> Compared:
+        lines = [x | {"start_sha": starts[x["seed"]]} for x in lines or two_arms()]
+        return compare_arms(lines, known)
+
+    both = compared("AAAAB")
+    assert both.seeds == [0, 1, 2, 3, 4] and both.verdict == "seen" and both.one_starts
+    assert [(x.seeds, x.one_starts) for x in both.one_starts] == [([0, 1, 2, 3], [])]
     assert described([both], "").count("points, 95 % interval") == 2
     equal = [x | {"arm": arm} for x in two_arms()[::2] for arm in ("base", "new")]
     none = compare_arms(equal, known)
     assert none.verdict == "not seen"
-    assert replace(both, one_start=none).verdict == "undecided"
-    assert replace(none, one_start=both).verdict == "undecided"
-    assert replace(none, one_start=none).verdict == "not seen"
-    # Each seed from a model of its own: none is the first one.
-    assert compare_arms([x | {"start_sha": x["seed"]} for x in lines], known).one_start is None
+    assert replace(both, one_starts=[none]).verdict == "undecided"
+    assert replace(none, one_starts=[both]).verdict == "undecided"
+    assert replace(none, one_starts=[none]).verdict == "not seen"
+    # Of two equally frequent ones both must have it, whichever comes first.
+    for starts in ("AABBC", "BBAAC"):
+        assert [x.seeds for x in compared(starts).one_starts or ()] == [[0, 1], [2, 3]]
+    two, one = replace(none, one_starts=[none, both]), replace(none, one_starts=[both, none])
+    assert two.verdict == one.verdict == "undecided"
+    # Each seed from a model of its own: none can have a verdict alone.
+    own = compared("ABCDE")
+    assert own.one_starts is None and own.verdict == "undecided"
+    assert "no verdict" in described([own], "")
 
 
 def test_a_drop_is_less_the_mean_of_other_sets() -> None:
@@ -420,6 +440,21 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     assert result.result.low > 0 and result.verdict == "undecided"
 
 
+@pytest.mark.parametrize("last", [(2, 2, 2, 1, 1, 1), (1, 1, 1, 0, 0, 0)])
+def test_ties_of_a_drop_are_ties_also_in_binary(last: tuple[int, ...]) -> None:
+    """One of 20 less is a drop of 5 points, which is not below 5; equal last means are equal."""
+    curves = {"new": (*last[:3], *last[3:]), "base": (last[-1],) * 6}
+    lines = [
+        line(arm, seed, [right] * 60, step=10 * place, n=20)
+        for arm, curve in curves.items()
+        for seed in (0, 1)
+        for place, right in enumerate(curve, start=1)
+    ]
+    contrast = CONTRAST.model_copy(update={"drop": 10, "step": 60, "expected": 5.0})
+    assert compare_arms(lines, contrast).verdict == "seen"
+    assert each_run(lines[::-1], "") == each_run(lines, "")  # in the order of the steps
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -427,7 +462,10 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
         ({"set_sha": "b"}, "evaluated differently: set_sha"),
         ({"n": 16}, "evaluated differently: n"),
         ({"decode": {"temperature": 0.5}}, "evaluated differently: temperature"),
-        ({"start_sha": "other"}, "seed 4 has runs of different start models"),
+        ({"start_sha": "other"}, r"seed 4 .* \['start_sha'\]"),
+        ({"cpu": "other"}, r"seed 4 .* \['cpu'\]"),
+        ({"dtype": "float32"}, r"seed 4 .* \['dtype'\]"),
+        ({"right": [1] * 39}, r"as many in all: \[39, 40\]"),
         ({"decode": {"dtype": "float32"}}, "evaluated differently: dtype"),
         ({"seed": 3}, "two runs of arm new have recipe.seed=3"),
     ],
