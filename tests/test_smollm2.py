@@ -390,6 +390,12 @@ def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
     assert "other_4" in text and "cw_4" not in text
     assert start(**changes) == 0
     assert printed().count("2 seeds x 3 questions") == 3
+    lines = read_lines(tmp_path / "TEST.jsonl")
+    graded = [x | {"grader": x["arm"]} if x["set"] == "greedy" else x for x in lines]
+    write_lines(tmp_path / "TEST.jsonl", graded)  # an exploratory contrast that cannot be made
+    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 1
+    assert capsys.readouterr().out.count(" here") == 1  # hides no verdict
+    write_lines(tmp_path / "TEST.jsonl", lines)
     assert start(**changes, question="Another?") == 1 and "was changed" in capsys.readouterr().err
 
 

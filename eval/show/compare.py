@@ -247,23 +247,25 @@ def _compare_protocols(paths: Sequence[Path]) -> None:
 
     A pilot or search, which has no primary contrast, shows the runs that it has; others step 0.
     """
-    primary, texts = [], []
-    for protocol, lines in map(arms.read_protocol, paths):
-        if each := [line for line in lines if not (protocol.primary and line["step"])]:
-            texts.append(arms.each_run(each, f"{protocol.claim}, each run"))
-        if lacking := protocol.lacking(lines):
-            runs = [run for of in lacking.values() for run in of]
+    studies = [(of, lines, of.lacking(lines)) for of, lines in map(arms.read_protocol, paths)]
+    for protocol, _, lacking in studies:
+        if runs := [run for of in lacking.values() for run in of]:
             print(f"note: {protocol.claim}: not complete, runs without lines: {runs}")
-        if protocol.primary and not protocol.primary.arms & lacking.keys():
-            primary.append(arms.compare_arms(lines, protocol.primary))
+    primary = [
+        arms.compare_arms(lines, protocol.primary)
+        for protocol, lines, lacking in studies
+        if protocol.primary and not protocol.primary.arms & lacking.keys()
+    ]
+    if primary:  # before an exploratory contrast can fail
+        print(arms.described(primary, "Primary contrasts"))
+    for protocol, lines, lacking in studies:
+        if each := [line for line in lines if not (protocol.primary and line["step"])]:
+            print(arms.each_run(each, f"{protocol.claim}, each run"))
         whole = [c for c in protocol.exploratory if not c.arms & lacking.keys()]
         if others := [arms.compare_arms(lines, contrast) for contrast in whole]:
-            texts.append(arms.described(others, f"{protocol.claim}, exploratory"))
-        gates = [gate for gate in protocol.gates if not gate.arms & lacking.keys()]
-        texts += [arms.gate_text(lines, gate) for gate in gates]
-    if primary:
-        texts.insert(0, arms.described(primary, "Primary contrasts"))
-    print(*texts, sep="\n")
+            print(arms.described(others, f"{protocol.claim}, exploratory"))
+        for gate in (gate for gate in protocol.gates if not gate.arms & lacking.keys()):
+            print(arms.gate_text(lines, gate))
 
 
 def _compare_arms(options: argparse.Namespace) -> None:
