@@ -95,6 +95,9 @@ def _train(config: DictConfig, handler: stop.SignalHandler) -> None:
 def in_thread(task: Callable[[], object]) -> Future[object]:
     """Run `task` in a thread, in which Ray sets no signal handler in Python."""
     done: Future[object] = Future()
+    # `timeout` and a shell's `kill %1` send SIGTERM to the launcher's process group, and a Ray that
+    # gets it could not save. Popen calls the hook since Ray gives it a preexec_fn.
+    os.register_at_fork(after_in_child=os.setpgrp)
 
     def work() -> None:
         # A closed terminal signals every process: those that this thread starts inherit the mask.

@@ -32,6 +32,7 @@ def task():
     while not StopRequest.read(run):
         time.sleep(0.1)
     time.sleep(5)
+    ray.get(ray.remote(lambda: None).remote(), timeout=60)
     print("saved", flush=True)
 
 config = OmegaConf.create({"recipe": {"run_dir": str(run)}})
@@ -41,12 +42,13 @@ launch.wait(launch.in_thread(task), config, ray.is_initialized, SignalHandler(ru
 
 @pytest.mark.e2e
 def test_a_signal_after_ray_init_leaves_the_process_the_time_to_save(tmp_path: Path) -> None:
+    """To its process group, as `timeout` and a shell's `kill %1` send it: Ray is in another."""
     command = [sys.executable, "-c", TRAINING, str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     assert process.stdout is not None
     while process.stdout.readline() != "ready\n":
         assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     assert "saved" in process.stdout.read() and process.wait(60) == 0
 
 
