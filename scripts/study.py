@@ -83,7 +83,7 @@ class Study:
 
     def one(self, arm: str, seed: int) -> None:
         """Run an arm of a seed unless it has its lines."""
-        folder = self.work / self.protocol.claim / f"{arm}_{seed}"
+        folder = self.work / f"{self.protocol.claim}-{self.code.name}" / f"{arm}_{seed}"
         lines = [line for line in read_protocol(self.path)[1] if line["block"] == seed]
         asked = self.protocol.keys(arm, seed)
         if missing := asked - {key(line) for line in lines}:  # a whole one may be another machine's

@@ -147,6 +147,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "examples" / "smollm2" / "study"
 PROTOCOLS = sorted(STUDY.glob("*.yaml"))
 COMMIT = "c0ffee" * 6 + "0000"
+RUNS = f"TEST-code-{COMMIT[:12]}"
 PROTOCOL = {
     "claim": "TEST",
     "code": COMMIT,
@@ -172,7 +173,7 @@ class Machine:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
         self.die_at: int | None = None
-        self.changed, self.weights = "", "start"
+        self.changed, self.weights, self.commit = "", "start", COMMIT
 
     def __call__(self, command: Sequence[str], folder: Path, **variables: str) -> str:
         if command[0] == "git":
@@ -198,7 +199,7 @@ class Machine:
             (code / "requirements/cpu.txt").write_text("scipy")
             (code / "train.parquet").write_text("questions")
         if command[1] == "rev-parse":
-            return COMMIT
+            return self.commit
         return self.changed if folder == study.ROOT else ""
 
     def train(self, settings: list[str]) -> None:
@@ -298,7 +299,7 @@ def test_a_study_killed_at_any_command_resumes(
     (tmp_path / "TEST.jsonl").write_text("".join([*torn[:-1], torn[-1][:40]]))
     # The run is gone: what it lacks would come from another training than what it has.
     assert start() == 1
-    RunFolder(tmp_path / "work" / "TEST" / "cw_4").checkpoints.mkdir()  # killed while it wrote
+    RunFolder(tmp_path / "work" / RUNS / "cw_4").checkpoints.mkdir()  # killed while it wrote
     assert start() == 0
     assert read_lines(tmp_path / "TEST.jsonl") == whole
 
@@ -308,6 +309,17 @@ def test_a_worktree_of_a_killed_start_is_made_again(
 ) -> None:
     (tmp_path / "work" / "code.part" / "requirements").mkdir(parents=True)
     assert start() == 0
+
+
+def test_another_commit_has_runs_of_its_own(machine: Machine, start: Callable[..., int]) -> None:
+    """Else it would evaluate what a killed run of the commit before had trained."""
+    machine.die_at = 2  # at the export
+    assert start() == 130
+    machine.commit = "ab" * 20
+    assert start(code=machine.commit) == 0
+    trained = [call[-1] for call in machine.calls if call[2] == "recipe.train"]
+    assert [Path(run).name for run in trained] == ["grpo_3", "grpo_3", "grpo_4", "cw_4"]
+    assert len({*trained}) == 4
 
 
 def test_two_tasks_do_not_train_the_same_run(
@@ -336,7 +348,7 @@ def test_a_run_evaluated_twice_leaves_no_lines(
     machine: Machine, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As after a change of the protocol before its first line."""
-    old = tmp_path / "work" / "TEST" / "grpo_3" / "eval" / "old"
+    old = tmp_path / "work" / RUNS / "grpo_3" / "eval" / "old"
     write_checkpoint(old, 20, {"greedy": [[1]] * 3})
     assert start() == 1 and "not evaluated once: [('grpo', 3, 'greedy'" in capsys.readouterr().err
     assert not (tmp_path / "TEST.jsonl").exists()
@@ -350,13 +362,17 @@ def test_lines_that_the_protocol_does_not_name_are_refused(
     assert start() == 0
     path = tmp_path / "TEST.jsonl"
     lines = read_lines(path)
-    for more, named in ((lines[-1], "'cw', 4"), (lines[-1] | {"seed": 5}, "'cw', 5")):
-        write_lines(path, [*lines, more])
+    *others, last = lines
+    for wrong, message in (
+        ([*lines, last], "'cw', 4"),
+        ([*lines, last | {"seed": 5}], "'cw', 5"),
+        ([*others, last | {"right": [1, 1, 99]}], "right"),
+        ([*others, last | {"n": 64}], "n or commit: [('cw', 4"),
+        ([*others, last | {"commit": "other"}], "n or commit: [('cw', 4"),
+    ):
+        write_lines(path, wrong)
         assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 1
-        assert named in capsys.readouterr().err
-    write_lines(path, [*lines[:-1], lines[-1] | {"right": [1, 1, 99]}])
-    assert compare(["--protocol", str(tmp_path / "TEST.yaml")]) == 1
-    assert "right" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_protocol_has_a_verdict_when_all_its_runs_are_there(
@@ -472,6 +488,7 @@ def test_committed_protocols_are_whole(path: Path) -> None:
         ("gates", [{"arm": "cw", "step": 40, "sets": ["asdiv_a", "nucleus", "greedy"]}], "Take 16"),
         ("gates", [{"arm": "cw", "step": 40, "sets": ["asdiv_a"]}], "at least 2"),
         ("primary", {"baseline": "cw"}, "itself"),
+        ("primary", {"drop": ["svamp", "nucleus"]}, "drop: nucleus is compared with itself"),
         ("primary", {"drop": 10, "not_below_k": 1}, "not_below_k"),
         ("evaluations", [{"steps": [40], "benchmarks": ["nucleus=x"]}], "SET=PATH:SAMPLES"),
         (

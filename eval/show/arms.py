@@ -5,7 +5,7 @@ A line is a run, a step and a question set, with the number of right samples of 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -67,6 +67,8 @@ class Contrast(typed.Record):
                 raise ValueError("step: take a multiple of drop, at least three times it")
             if self.not_below_k:
                 raise ValueError("not_below_k: not of a drop over steps. Leave it out.")
+        elif self.set in self.drop:
+            raise ValueError(f"drop: {self.set} is compared with itself. Leave it out.")
         return self
 
     @property
@@ -161,8 +163,9 @@ class Protocol(typed.Record):
     exploratory: typed.Several[Contrast] = ()
     gates: typed.Several[Gate] = ()
 
-    @model_validator(mode="after")
-    def asks_what_it_compares(self) -> "Protocol":
+    @property
+    def asked(self) -> dict[Cell, int]:
+        """The samples of each question; one if greedy, since all are the same."""
         asked = dict[Cell, int]()
         for sweep in self.evaluations:
             for step, benchmark in product(sweep.steps, sweep.benchmarks):
@@ -171,7 +174,12 @@ class Protocol(typed.Record):
                     raise ValueError(f"evaluations: {benchmark}: is not SET=PATH:SAMPLES")
                 if (cell := (name.partition("=")[0], step)) in asked:
                     raise ValueError(f"evaluations: two of {cell}. Give its set another name.")
-                asked[cell] = int(samples) if sweep.temperature else 1  # a greedy one is the same
+                asked[cell] = int(samples) if sweep.temperature else 1
+        return asked
+
+    @model_validator(mode="after")
+    def asks_what_it_compares(self) -> "Protocol":
+        asked = self.asked
         compared: list[Contrast | Gate] = [*self.exploratory, *self.gates]
         for one in (*filter(None, [self.primary]), *compared):
             arms, needs = one.arms, one.needs
@@ -258,6 +266,9 @@ def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
     keys = [protocol.keys(name, seed) for name, arm in protocol.arms.items() for seed in arm.seeds]
     if strange := Counter(map(key, lines)) - Counter(chain.from_iterable(keys)):
         raise UserError(f"{path}: not named in it, or two lines of one: {[*strange]}. Remove them.")
+    asked = {cell: (samples, protocol.code) for cell, samples in protocol.asked.items()}
+    if odd := [x for x in lines if asked[x["set"], x["step"]] != (x["n"], x.get("commit"))]:
+        raise UserError(f"{path}: with another n or commit: {[*map(key, odd)]}. Remove the lines.")
     return protocol, lines
 
 
@@ -420,20 +431,20 @@ def described(compared: Sequence[Compared], title: str) -> str:
     return "\n".join(texts)
 
 
-def each_run(lines: Iterable[Line], title: str) -> str:
+def each_run(lines: Iterable[Line], title: str, lacking: Container[str] = ()) -> str:
     """Return the accuracy of each run, in percent, and its drop over three steps or more.
 
-    The drop is from the best to the last mean of three evaluations in a row.
+    The drop is from the best to the last mean of three evaluations in a row; `lacking` have none.
     """
-    texts, runs = [title], dict[str, list[float]]()
+    texts, runs = [title], dict[tuple[str, str], list[float]]()
     for line in sorted(lines, key=key):
         run, rate = f"{line['arm']}_{line['seed']}", 100 * np.mean(line["right"]) / line["n"]
         texts.append(f"  {run}, step {line['step']}, {line['set']}: {rate:.1f}")
-        runs.setdefault(f"{run}, {line['set']}", []).append(rate)
-    for name, rates in runs.items():
-        if len(rates) >= 3:
+        runs.setdefault((run, line["set"]), []).append(rate)
+    for (run, name), rates in runs.items():
+        if len(rates) >= 3 and run not in lacking:
             means = sliding_window_view(rates, 3).mean(axis=1)
-            texts.append(f"  {name}: drop {means.max() - means[-1]:.1f}")
+            texts.append(f"  {run}, {name}: drop {means.max() - means[-1]:.2f}")
     return "\n".join(texts)
 
 

@@ -260,7 +260,8 @@ def _compare_protocols(paths: Sequence[Path]) -> None:
         print(arms.described(primary, "Primary contrasts"))
     for protocol, lines, lacking in studies:
         if each := [line for line in lines if not (protocol.primary and line["step"])]:
-            print(arms.each_run(each, f"{protocol.claim}, each run"))
+            begun = {*itertools.chain.from_iterable(lacking.values())}
+            print(arms.each_run(each, f"{protocol.claim}, each run", begun))
         whole = [c for c in protocol.exploratory if not c.arms & lacking.keys()]
         if others := [arms.compare_arms(lines, contrast) for contrast in whole]:
             print(arms.described(others, f"{protocol.claim}, exploratory"))

@@ -431,7 +431,8 @@ def test_a_drop_from_the_best_to_the_last_three_steps() -> None:
     assert compare_arms(lines, little).verdict == "undecided"
     assert result.lead == pytest.approx(1 / 8) and result.verdict == "seen"
     one = each_run(lines, "")
-    assert "new_0, x: drop 37.5" in one and "base_1, x: drop 0.0" in one
+    assert "new_0, x: drop 37.50" in one and "base_1, x: drop 0.00" in one
+    assert "new_0, x: drop" not in each_run(lines, "", {"new_0"})  # its last means are others
     # At the last step 1 - 4 and 2 - 8: -4.5 +- t(0.975, 1) x 1.5.
     assert result.entropies == (1.5, 6)
     assert result.entropy == pytest.approx((-4.5 - 12.706 * 1.5, -4.5 + 12.706 * 1.5), abs=1e-3)
