@@ -367,6 +367,7 @@ def test_lines_that_the_protocol_does_not_name_are_refused(
         ([*lines, last], "'cw', 4"),
         ([*lines, last | {"seed": 5}], "'cw', 5"),
         ([*others, last | {"right": [1, 1, 99]}], "right"),
+        ([*others, last | {"decode": "x"}], "TEST.jsonl"),
         ([*others, last | {"n": 64}], "n or commit: [('cw', 4"),
         ([*others, last | {"commit": "other"}], "n or commit: [('cw', 4"),
     ):

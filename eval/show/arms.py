@@ -275,6 +275,7 @@ def read_protocol(path: Path) -> tuple[Protocol, list[dict[str, Any]]]:
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file; none if it does not exist. Raises FileError for other lines."""
     kinds = {"arm": str, "seed": int, "set": str, "step": int, "n": int, "right": list[int]}
+    kinds |= {"set_sha": str, "grader": str, "decode": dict[str, Any]}
     lines = list(typed.typed_lines(path, *kinds, **kinds))
     for line in lines:
         if not all(0 <= right <= line["n"] for right in line["right"]):
